@@ -1,0 +1,1 @@
+"""The command line. The only room that prints, reads arguments or exits."""

@@ -1,0 +1,48 @@
+"""The only reader of the environment: where files live, and what a child inherits.
+
+Behaviour never hangs on a variable of ours; it lives in the configuration. What is read here are paths, the terminal,
+and switches that belong to other projects.
+"""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+# Set by the launcher for the engine it starts: the directory where each engine process leaves its receipt.
+RECEIPTS_VARIABLE = "THOR_SPEC_RECEIPTS"
+
+
+def runtime_dir() -> Path:
+    """Return the per-user directory for locks, identity records and sockets; it need not exist yet.
+
+    ``$THOR_SPEC_RUNTIME_DIR``, else ``$XDG_RUNTIME_DIR/thor-spec``, else ``thor-spec-<uid>`` in the temporary
+    directory, in that order. The system-wide directory, where an administrator made one, is the guard's business.
+    """
+    if named := os.environ.get("THOR_SPEC_RUNTIME_DIR"):
+        return Path(named)
+    if session := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(session) / "thor-spec"
+    return Path(tempfile.gettempdir()) / f"thor-spec-{os.getuid()}"
+
+
+def cache_dir() -> Path:
+    """Return the directory for files that can be made again; it need not exist yet."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "thor-spec"
+
+
+def receipts_dir() -> Path | None:
+    """Return where this engine process must leave its receipt, or None when no launcher waits for one."""
+    named = os.environ.get(RECEIPTS_VARIABLE)
+    return Path(named) if named else None
+
+
+def triton_interprets() -> bool:
+    """Return whether Triton kernels run under its interpreter in this process."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment with ``changes`` applied, for a child."""
+    return {**os.environ, **changes}

@@ -1,0 +1,1 @@
+"""Rotary position tables and their scaling."""
