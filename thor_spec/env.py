@@ -43,6 +43,11 @@ def triton_interprets() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def python_path() -> str:
+    """Return ``PYTHONPATH``, empty if unset."""
+    return os.environ.get("PYTHONPATH", "")
+
+
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
     """Return this process's environment with ``changes`` applied, for a child."""
     return {**os.environ, **changes}

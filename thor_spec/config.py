@@ -1,0 +1,127 @@
+"""What a command was asked to do: frozen, checked where it is built, and explicit about where each value came from.
+
+Precedence is flag, profile file, default. The resolved configuration is what gets printed and stored with results.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from thor_spec.errors import ConfigError
+
+Origin = Literal["flag", "profile", "default"]
+
+DEFAULT_MODEL = "tiny-hybrid"
+DEFAULT_DRAFT_TOKENS = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """What ``thor-spec serve`` starts."""
+
+    model: str = DEFAULT_MODEL
+    """A checkpoint folder, a name that the local Hugging Face cache holds, or a bundled tiny model."""
+    draft: str | None = None
+    """Drafter, named like ``model``; ``none`` serves without speculation; None takes the model's own, if bundled."""
+    draft_tokens: int | None = None
+    """Tokens drafted per step, K; None takes the drafter's block size - 1, at most 7 without a GPU."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    context: int | None = None
+    """Longest request, prompt and answer together, in tokens; None takes the model's own."""
+    max_seqs: int = 8
+    kv_cache_memory: int | None = None
+    """Bytes of KV cache; None leaves the size to vLLM on a GPU, and takes 1 GiB without one."""
+    log_file: Path | None = None
+    wait: bool = False
+    """Wait for the device instead of exiting when another job holds it."""
+    vllm_args: tuple[str, ...] = ()
+    """Passed to vLLM as they are."""
+
+    def __post_init__(self) -> None:
+        if self.draft_tokens is not None and self.draft_tokens <= 0:
+            raise ConfigError(
+                f"--draft-tokens {self.draft_tokens} must be at least 1. To serve without speculation: --draft none."
+            )
+        if self.draft == "none" and self.draft_tokens is not None:
+            raise ConfigError("--draft-tokens has no meaning with --draft none. Leave one of them out.")
+        if not 1 <= self.port <= 65535:
+            raise ConfigError(f"--port {self.port} is not a port. Take one in 1..65535.")
+        for name in ("context", "max_seqs", "kv_cache_memory"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"--{name.replace('_', '-')} {value} must be positive.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A configuration together with the origin of each of its values."""
+
+    config: ServeConfig
+    origins: Mapping[str, Origin]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return ``{name: {"value": …, "origin": …}}``, JSON-ready."""
+        return {
+            name: {"value": str(value) if isinstance(value, Path) else value, "origin": self.origins[name]}
+            for name, value in asdict(self.config).items()
+        }
+
+
+def resolve(flags: Mapping[str, Any], profile: Path | None = None) -> Resolved:
+    """Merge ``flags`` over the profile file over the defaults.
+
+    Args:
+        flags: value by field name; None stands for a flag that was not given.
+        profile: a YAML mapping of the same names, with ``-`` or ``_``.
+
+    Raises: ConfigError, naming the file and the field.
+    """
+    named = _read_profile(profile) if profile else {}
+    given = {name: value for name, value in flags.items() if value is not None}
+    known = [field.name for field in fields(ServeConfig)]
+    origins: dict[str, Origin] = {
+        name: "flag" if name in given else "profile" if name in named else "default" for name in known
+    }
+    return Resolved(config=ServeConfig(**{**named, **given}), origins=origins)
+
+
+def _read_profile(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"The profile {path} cannot be read: {error.strerror}.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"The profile {path} is not YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"The profile {path} must hold a mapping of option names to values.")
+    values = {str(name).replace("-", "_"): value for name, value in content.items()}
+    for name, value in values.items():
+        expected = _PROFILE_TYPES.get(name)
+        if expected is None:
+            raise ConfigError(f"{path}: unknown option {name!r}. Known: {', '.join(sorted(_PROFILE_TYPES))}.")
+        if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
+            raise ConfigError(f"{path}: {name} must be {expected.__name__}, not {type(value).__name__}.")
+    if "log_file" in values:
+        values["log_file"] = Path(values["log_file"])
+    if "vllm_args" in values:
+        values["vllm_args"] = tuple(str(item) for item in values["vllm_args"])
+    return values
+
+
+_PROFILE_TYPES: dict[str, type] = {
+    "model": str,
+    "draft": str,
+    "draft_tokens": int,
+    "host": str,
+    "port": int,
+    "context": int,
+    "max_seqs": int,
+    "kv_cache_memory": int,
+    "log_file": str,
+    "wait": bool,
+    "vllm_args": list,
+}

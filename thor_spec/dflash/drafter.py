@@ -1,0 +1,93 @@
+"""What a DFlash drafter is by its configuration, and whether it fits a target."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from thor_spec.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetShape:
+    """The facts about a target that a drafter is bound to."""
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafter:
+    """A DFlash drafter (arXiv:2602.06036), as its ``config.json`` describes it.
+
+    One block holds the last emitted token and ``block_size - 1`` masks, so at most that many tokens are drafted. It
+    reads the outputs of the target's layers ``target_layer_ids`` and shares the target's embedding and output head,
+    hence the equal sizes.
+    """
+
+    name: str
+    block_size: int
+    vocab_size: int
+    target_hidden_size: int
+    target_layer_ids: tuple[int, ...]
+    mask_token_id: int
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Return the most tokens that one block can propose."""
+        return self.block_size - 1
+
+    @classmethod
+    def parse(cls, name: str, config: Mapping[str, Any]) -> "Drafter":
+        """Read ``config``, the content of a drafter's ``config.json``. Raises: ConfigError, naming the field."""
+        dflash = config.get("dflash_config")
+        if not isinstance(dflash, Mapping):
+            raise ConfigError(
+                f"{name} is not a DFlash drafter: its config.json has no dflash_config. Pass a DFlash checkpoint with "
+                "--draft, or --draft none."
+            )
+        try:
+            return cls(
+                name=name,
+                block_size=int(config.get("block_size", dflash.get("block_size"))),  # type: ignore[arg-type]
+                vocab_size=int(config["vocab_size"]),
+                target_hidden_size=int(config.get("target_hidden_size") or config["hidden_size"]),
+                target_layer_ids=tuple(int(i) for i in dflash["target_layer_ids"]),
+                mask_token_id=int(dflash["mask_token_id"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"The config.json of the drafter {name} lacks or garbles a field that DFlash needs ({error}). "
+                "Take the drafter from its publisher again."
+            ) from error
+
+    def require_fit(self, target: TargetShape, draft_tokens: int) -> None:
+        """Check this drafter against ``target`` and K. Raises: ConfigError, with both numbers."""
+        remedy = f"Use the drafter that was trained for {target.name}."
+        if self.vocab_size != target.vocab_size:
+            raise ConfigError(
+                f"The drafter {self.name} has a vocabulary of {self.vocab_size}, the target {target.name} of "
+                f"{target.vocab_size}: drafted ids would name other tokens. {remedy}"
+            )
+        if self.target_hidden_size != target.hidden_size:
+            raise ConfigError(
+                f"The drafter {self.name} reads hidden states of size {self.target_hidden_size}, the target "
+                f"{target.name} has {target.hidden_size}. {remedy}"
+            )
+        if outside := [i for i in self.target_layer_ids if not 0 <= i < target.num_layers]:
+            raise ConfigError(
+                f"The drafter {self.name} reads target layers {outside}, but {target.name} has layers "
+                f"0..{target.num_layers - 1}. {remedy}"
+            )
+        if not 0 <= self.mask_token_id < target.vocab_size:
+            raise ConfigError(
+                f"The drafter {self.name} uses mask token {self.mask_token_id}, outside the vocabulary of "
+                f"{target.vocab_size}. {remedy}"
+            )
+        if draft_tokens > self.max_draft_tokens:
+            raise ConfigError(
+                f"--draft-tokens {draft_tokens} is more than the drafter {self.name} can propose: its block of "
+                f"{self.block_size} holds the last token and {self.max_draft_tokens} drafts. "
+                f"Take at most {self.max_draft_tokens}."
+            )

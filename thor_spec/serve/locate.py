@@ -1,0 +1,28 @@
+"""From what a user typed to a checkpoint folder, without the network."""
+
+from pathlib import Path
+
+from thor_spec.errors import ConfigError
+from thor_spec.nano import checkpoints as nano
+
+
+def locate(name: str) -> Path:
+    """Return the folder of ``name``: a path, a bundled tiny model (made on first use), or a cached repository.
+
+    Raises: ConfigError, when nothing local answers to the name.
+    """
+    if name in nano.NAMES:
+        return nano.ensure(name)
+    path = Path(name).expanduser()
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
+        return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError) as error:
+        raise ConfigError(
+            f"{name} is neither a folder here nor in the local Hugging Face cache; serving never downloads. "
+            f"Run `hf download {name}` first, or pass a folder."
+        ) from error

@@ -1,0 +1,167 @@
+"""Everything about a start that can be decided before it: checkpoints, K, the exact argv and environment."""
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from thor_spec import env
+from thor_spec.config import DEFAULT_DRAFT_TOKENS, Resolved
+from thor_spec.dflash.drafter import Drafter
+from thor_spec.errors import ConfigError
+from thor_spec.nano import checkpoints as nano
+from thor_spec.serve import passthrough
+from thor_spec.serve.checkpoint import Checkpoint, open_checkpoint
+from thor_spec.serve.locate import locate
+from thor_spec.vllm_plugin import compat, interpreter
+from thor_spec.vllm_plugin.options import NAME as PLUGIN
+from thor_spec.vllm_plugin.seam import has_gpu_build
+
+_OPTIONS = {
+    "--model": "MODEL",
+    "--served-model-name": "MODEL",
+    "--host": "--host",
+    "--port": "--port",
+    "--max-model-len": "--context",
+    "--max-num-seqs": "--max-seqs",
+    "--kv-cache-memory-bytes": "--kv-cache-memory",
+    "--speculative-config": "--draft and --draft-tokens",
+}
+_TOOL_PARSERS = {"Qwen3_5ForConditionalGeneration": "qwen3_xml", "Qwen3_5MoeForConditionalGeneration": "qwen3_xml"}
+_CPU_KV_CACHE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One start, fully decided; ``argv`` with ``environment`` added to the caller's is all there is to it."""
+
+    resolved: Resolved
+    target: Checkpoint
+    drafter: Checkpoint | None
+    draft_tokens: int
+    context: int
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    @property
+    def url(self) -> str:
+        """Return the address that clients use."""
+        host = self.resolved.config.host
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+        return f"http://{host}:{self.resolved.config.port}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what would be started, JSON-ready."""
+        return {
+            "config": self.resolved.as_dict(),
+            "target": str(self.target.path),
+            "drafter": str(self.drafter.path) if self.drafter else None,
+            "draft_tokens": self.draft_tokens,
+            "context": self.context,
+            "argv": list(self.argv),
+            "environment": dict(self.environment),
+        }
+
+    def as_shell(self) -> str:
+        """Return the command line that starts the same engine by hand."""
+        variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
+        return f"{variables} {shlex.join(self.argv)}"
+
+
+def make_plan(resolved: Resolved) -> Plan:
+    """Decide a start. Nothing is started, locked or loaded.
+
+    Raises: ConfigError (a checkpoint, K, context or passed argument that cannot work); PlatformError or SeamMovedError
+        (vLLM is missing, out of range, or moved).
+    """
+    compat.require_seams()
+    config = resolved.config
+    target = open_checkpoint(config.model, locate(config.model))
+    if target.architecture not in compat.TARGETS:
+        raise ConfigError(
+            f"{config.model} is a {target.architecture}, which thor-spec does not serve. "
+            f"It serves {', '.join(compat.TARGETS)}."
+        )
+    context = config.context or target.context
+    if context > target.context:
+        raise ConfigError(
+            f"--context {context} is more than the {target.context} tokens that {config.model} was made for. "
+            f"Take at most {target.context}."
+        )
+    drafter, draft_tokens = _drafter(resolved, target)
+    gpu = has_gpu_build()
+    argv = _argv(resolved, target, drafter, draft_tokens, context, gpu=gpu)
+    return Plan(
+        resolved=resolved,
+        target=target,
+        drafter=drafter,
+        draft_tokens=draft_tokens,
+        context=context,
+        argv=argv,
+        environment=_environment(gpu=gpu),
+    )
+
+
+def _drafter(resolved: Resolved, target: Checkpoint) -> tuple[Checkpoint | None, int]:
+    config = resolved.config
+    name = config.draft or nano.PAIRS.get(config.model, "none")
+    if name == "none":
+        if config.draft_tokens is not None:
+            raise ConfigError(f"--draft-tokens needs a drafter, and {config.model} has none of its own. Name it: --draft.")
+        return None, 0
+    checkpoint = open_checkpoint(name, locate(name))
+    drafter = Drafter.parse(name, checkpoint.config)
+    default = drafter.max_draft_tokens if has_gpu_build() else min(DEFAULT_DRAFT_TOKENS, drafter.max_draft_tokens)
+    draft_tokens = config.draft_tokens or default
+    drafter.require_fit(target.target_shape(), draft_tokens)
+    return checkpoint, draft_tokens
+
+
+def _argv(
+    resolved: Resolved, target: Checkpoint, drafter: Checkpoint | None, draft_tokens: int, context: int, *, gpu: bool
+) -> tuple[str, ...]:
+    config = resolved.config
+    ours = {
+        "--model": str(target.path),
+        "--served-model-name": config.model,
+        "--host": config.host,
+        "--port": str(config.port),
+        "--max-model-len": str(context),
+        "--max-num-seqs": str(config.max_seqs),
+    }
+    kv_cache_memory = config.kv_cache_memory or (None if gpu else _CPU_KV_CACHE_BYTES)
+    if kv_cache_memory is not None:
+        ours["--kv-cache-memory-bytes"] = str(kv_cache_memory)
+    if drafter:
+        speculation = {"method": "dflash", "model": str(drafter.path), "num_speculative_tokens": draft_tokens}
+        ours["--speculative-config"] = json.dumps(speculation)
+    plugin = {PLUGIN: {} if gpu else {"runner_kernels": "torch"}}
+    additional, passed = passthrough.merged_additional_config(plugin, config.vllm_args)
+    passthrough.require_no_contradiction(ours, passed, _OPTIONS)
+    ours["--additional-config"] = json.dumps(additional)
+    defaults: list[str] = []
+    if not passthrough.mentions(passed, "--enable-auto-tool-choice", "--tool-call-parser"):
+        parser = _TOOL_PARSERS.get(target.architecture, "hermes")
+        defaults += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
+    if drafter and target.is_hybrid and not passthrough.mentions(passed, "--enable-prefix-caching"):
+        # Upstream has open corruption reports for exactly this combination (vllm#53912).
+        defaults.append("--no-enable-prefix-caching")
+    if not gpu and not passthrough.mentions(passed, "--enforce-eager"):
+        defaults.append("--enforce-eager")  # compiling the tiny models takes longer than serving them
+    flags = [part for flag, value in ours.items() for part in (flag, value)]
+    return (sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags, *defaults, *passed)
+
+
+def _environment(*, gpu: bool) -> dict[str, str]:
+    variables = {
+        "VLLM_PLUGINS": PLUGIN,
+        "VLLM_USE_V2_MODEL_RUNNER": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+    if not gpu:
+        variables |= interpreter.environment(env.python_path())
+    return variables

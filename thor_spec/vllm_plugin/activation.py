@@ -1,0 +1,27 @@
+"""Check every seam, then apply every registration; ``activate`` is what vLLM runs in each of its processes."""
+
+import os
+
+from thor_spec.errors import ThorSpecError
+from thor_spec.vllm_plugin import compat, receipt
+
+_MODELS = "thor_spec.vllm_plugin.models"
+
+
+def activate() -> None:
+    """Register our models under the stock architecture names. Safe to call again.
+
+    Raises: PlatformError or SeamMovedError, which stop vLLM's start; nothing is registered then.
+    """
+    try:
+        version = compat.require_seams()
+    except ThorSpecError as error:
+        receipt.leave(
+            receipt.Receipt(pid=os.getpid(), state="failed", error=str(error), exit_code=error.exit_code)
+        )
+        raise
+    registry = compat.MODEL_REGISTRY.resolve()
+    for architecture in compat.TARGETS:
+        # By name, so that importing a model stays the business of the process that runs it.
+        registry.register_model(architecture, f"{_MODELS}:{architecture}")
+    receipt.leave(receipt.Receipt(pid=os.getpid(), state="active", vllm=version))

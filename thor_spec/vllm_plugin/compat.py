@@ -1,0 +1,86 @@
+"""Every touch on vLLM, in one list. Nothing else in the package imports from vLLM."""
+
+from thor_spec.errors import SeamMovedError
+from thor_spec.vllm_plugin.seam import Seam, require_supported_version
+
+MODEL_REGISTRY = Seam(
+    target="vllm.model_executor.models.registry:ModelRegistry",
+    signature=None,
+    why="register our model classes under the stock architecture names",
+    drop_when="never: it is vLLM's public interface for models",
+)
+REGISTER_MODEL = Seam(
+    target="vllm.model_executor.models.registry:_ModelRegistry.register_model",
+    signature=("self", "model_arch", "model_cls"),
+    why="register our model classes under the stock architecture names",
+    drop_when="never: it is vLLM's public interface for models",
+)
+RESOLVE_MODEL_STATE = Seam(
+    target="vllm.v1.worker.gpu.model_states:resolve_model_state_cls",
+    signature=("vllm_config", "model"),
+    why="have the V2 runner ask the model class for its model state",
+    drop_when="model states become selectable by configuration",
+)
+DEFAULT_MODEL_STATE = Seam(
+    target="vllm.v1.worker.gpu.model_states.default:DefaultModelState",
+    signature=("self", "vllm_config", "model", "encoder_cache", "device"),
+    why="derive the model state of attention-only targets",
+    drop_when="model states become selectable by configuration",
+)
+HYBRID_MODEL_STATE = Seam(
+    target="vllm.v1.worker.gpu.model_states.mamba_hybrid:MambaHybridModelState",
+    signature=("self", "vllm_config", "model", "encoder_cache", "device"),
+    why="derive the model state of Gated-DeltaNet hybrids",
+    drop_when="model states become selectable by configuration",
+)
+REGISTER_KERNELS = Seam(
+    target="vllm.triton_utils.dispatcher:register_kernels",
+    signature=("overrides",),
+    why="run the runner's kernels in torch where there is no GPU",
+    drop_when="vLLM brings native CPU kernels for the V2 runner",
+)
+
+SEAMS = (
+    MODEL_REGISTRY,
+    REGISTER_MODEL,
+    RESOLVE_MODEL_STATE,
+    DEFAULT_MODEL_STATE,
+    HYBRID_MODEL_STATE,
+    REGISTER_KERNELS,
+)
+
+# Architecture -> the stock class that ours derives from. Both stay under the stock name: vLLM keeps tables by it.
+TARGETS = {
+    "Qwen3ForCausalLM": "vllm.model_executor.models.qwen3:Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM": "vllm.model_executor.models.qwen3_moe:Qwen3MoeForCausalLM",
+    "Qwen3NextForCausalLM": "vllm.model_executor.models.qwen3_next:Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM": "vllm.model_executor.models.qwen3_5:Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM": "vllm.model_executor.models.qwen3_5:Qwen3_5MoeForCausalLM",
+    "Qwen3_5ForConditionalGeneration": "vllm.model_executor.models.qwen3_5:Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration": "vllm.model_executor.models.qwen3_5:Qwen3_5MoeForConditionalGeneration",
+}
+
+
+def target_seam(architecture: str) -> Seam:
+    """Return the seam of the stock class for ``architecture``. Raises: KeyError."""
+    return Seam(
+        target=TARGETS[architecture],
+        signature=("self", "*", "vllm_config", "prefix"),
+        why=f"derive our {architecture}",
+        drop_when="model states become selectable by configuration",
+    )
+
+
+def problems() -> dict[Seam, str | None]:
+    """Return what moved at each seam, or None where nothing did."""
+    seams = (*SEAMS, *(target_seam(name) for name in TARGETS))
+    return {seam: seam.problem() for seam in seams}
+
+
+def require_seams() -> str:
+    """Return vLLM's version. Raises: PlatformError outside the supported range; SeamMovedError, naming what moved."""
+    found = require_supported_version()
+    if moved := [problem for problem in problems().values() if problem]:
+        more = f" ({len(moved) - 1} more: see `thor-spec doctor`)" if len(moved) > 1 else ""
+        raise SeamMovedError(moved[0] + more)
+    return found

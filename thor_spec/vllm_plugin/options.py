@@ -1,0 +1,37 @@
+"""What the launcher asks of the plugin, carried in vLLM's ``additional_config["thor_spec"]``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from thor_spec.errors import ConfigError
+
+NAME = "thor_spec"  # the plugin's name in VLLM_PLUGINS and its key in additional_config
+RunnerKernels = Literal["triton", "torch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginOptions:
+    """vLLM hashes these into its compile-cache key, so they must be JSON and the same for the same run."""
+
+    runner_kernels: RunnerKernels = "triton"
+    """``torch`` replaces the V2 runner's Triton kernels where they would be interpreted, which is slow."""
+
+    def __post_init__(self) -> None:
+        if self.runner_kernels not in get_args(RunnerKernels):
+            raise ConfigError(
+                f"thor_spec.runner_kernels={self.runner_kernels!r} is not one of {', '.join(get_args(RunnerKernels))}."
+            )
+
+    @classmethod
+    def parse(cls, additional_config: Mapping[str, Any]) -> "PluginOptions":
+        """Read the options out of vLLM's ``additional_config``. Raises: ConfigError, naming the field."""
+        given = additional_config.get(NAME, {})
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"additional_config[{NAME!r}] must be an object, not {type(given).__name__}.")
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(given) - known):
+            raise ConfigError(
+                f"additional_config[{NAME!r}] has unknown options {', '.join(unknown)}; known: {', '.join(sorted(known))}."
+            )
+        return cls(**given)

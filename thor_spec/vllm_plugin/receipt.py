@@ -1,0 +1,44 @@
+"""Proof, left by an engine process, that the plugin is at work in it.
+
+vLLM logs a plugin that fails to load and goes on without it; the launcher therefore waits for a receipt from a process
+of its own job instead of trusting the log.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from thor_spec import env
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What one process says about the plugin in it."""
+
+    pid: int
+    state: Literal["active", "engine", "failed"]
+    """``active``: registered; ``engine``: our model state drives the runner; ``failed``: ``error`` says why."""
+    vllm: str = ""
+    model_state: str = ""
+    runner_kernels: str = ""
+    replaced_kernels: tuple[str, ...] = ()
+    error: str = ""
+    exit_code: int = 0
+
+
+def leave(receipt: Receipt) -> None:
+    """Write ``receipt`` for the launcher, if one waits for it; a later receipt of the same process replaces it."""
+    if (folder := env.receipts_dir()) is None:
+        return
+    path = folder / f"{receipt.pid}.json"
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    draft.write_text(json.dumps(asdict(receipt)), encoding="utf-8")
+    draft.replace(path)
+
+
+def collect(folder: Path) -> list[Receipt]:
+    """Return the receipts in ``folder``, failures first."""
+    receipts = [Receipt(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json"))]
+    return sorted(receipts, key=lambda r: ("failed", "engine", "active").index(r.state))
