@@ -50,7 +50,7 @@ class Drafter:
         try:
             return cls(
                 name=name,
-                block_size=int(config.get("block_size", dflash.get("block_size"))),  # type: ignore[arg-type]
+                block_size=int(config.get("block_size", dflash.get("block_size"))),
                 vocab_size=int(config["vocab_size"]),
                 target_hidden_size=int(config.get("target_hidden_size") or config["hidden_size"]),
                 target_layer_ids=tuple(int(i) for i in dflash["target_layer_ids"]),

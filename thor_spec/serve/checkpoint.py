@@ -43,6 +43,16 @@ class Checkpoint:
         layers = self.text_config.get("layer_types") or ()
         return "linear_attention" in layers or "linear_num_value_heads" in self.text_config
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Return whether the tokenizer brings a chat template, in a file of its own or in its configuration."""
+        if (self.path / "chat_template.jinja").is_file():
+            return True
+        try:
+            return "chat_template" in json.loads((self.path / "tokenizer_config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+
     def target_shape(self) -> TargetShape:
         """Return the facts that a drafter is bound to."""
         return TargetShape(
@@ -69,7 +79,9 @@ def open_checkpoint(name: str, path: Path) -> Checkpoint:
     try:
         config = json.loads(config_file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"{path} has no config.json, so it is not a checkpoint. Pass the folder that has one.") from error
+        raise ConfigError(
+            f"{path} has no config.json, so it is not a checkpoint. Pass the folder that has one."
+        ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{config_file} cannot be read as JSON ({error}). Download the checkpoint again.") from error
     architectures = config.get("architectures") if isinstance(config, dict) else None

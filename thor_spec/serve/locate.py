@@ -20,7 +20,7 @@ def locate(name: str) -> Path:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, local_files_only=True))
+        return Path(str(snapshot_download(name, local_files_only=True)))
     except (LocalEntryNotFoundError, HFValidationError) as error:
         raise ConfigError(
             f"{name} is neither a folder here nor in the local Hugging Face cache; serving never downloads. "

@@ -65,7 +65,9 @@ def require_json(flag: str, value: str | None) -> Any:
     try:
         return json.loads(value or "")
     except ValueError as error:
-        raise ConfigError(f"{flag} needs JSON, and {value!r} is not: {error}. Quote it for the shell in '…'.") from error
+        raise ConfigError(
+            f"{flag} needs JSON, and {value!r} is not: {error}. Quote it for the shell in '…'."
+        ) from error
 
 
 def merged_additional_config(ours: Mapping[str, Any], args: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -89,6 +91,8 @@ def merged_additional_config(ours: Mapping[str, Any], args: Sequence[str]) -> tu
         if not isinstance(passed, dict):
             raise ConfigError("--additional-config needs a JSON object.")
         if clash := sorted(set(passed) & set(merged)):
-            raise ConfigError(f"--additional-config sets {', '.join(clash)}, which thor-spec sets itself. Leave it out.")
+            raise ConfigError(
+                f"--additional-config sets {', '.join(clash)}, which thor-spec sets itself. Leave it out."
+            )
         merged |= passed
     return merged, rest

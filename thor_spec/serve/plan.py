@@ -109,7 +109,9 @@ def _drafter(resolved: Resolved, target: Checkpoint) -> tuple[Checkpoint | None,
     name = config.draft or nano.PAIRS.get(config.model, "none")
     if name == "none":
         if config.draft_tokens is not None:
-            raise ConfigError(f"--draft-tokens needs a drafter, and {config.model} has none of its own. Name it: --draft.")
+            raise ConfigError(
+                f"--draft-tokens needs a drafter, and {config.model} has none of its own. Name it: --draft."
+            )
         return None, 0
     checkpoint = open_checkpoint(name, locate(name))
     drafter = Drafter.parse(name, checkpoint.config)

@@ -16,9 +16,7 @@ def activate() -> None:
     try:
         version = compat.require_seams()
     except ThorSpecError as error:
-        receipt.leave(
-            receipt.Receipt(pid=os.getpid(), state="failed", error=str(error), exit_code=error.exit_code)
-        )
+        receipt.leave(receipt.Receipt(pid=os.getpid(), state="failed", error=str(error), exit_code=error.exit_code))
         raise
     registry = compat.MODEL_REGISTRY.resolve()
     for architecture in compat.TARGETS:

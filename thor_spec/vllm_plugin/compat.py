@@ -1,7 +1,7 @@
 """Every touch on vLLM, in one list. Nothing else in the package imports from vLLM."""
 
 from thor_spec.errors import SeamMovedError
-from thor_spec.vllm_plugin.seam import Seam, require_supported_version
+from thor_spec.vllm_plugin.seam import Seam, has_gpu_build, require_supported_version
 
 MODEL_REGISTRY = Seam(
     target="vllm.model_executor.models.registry:ModelRegistry",
@@ -40,14 +40,31 @@ REGISTER_KERNELS = Seam(
     drop_when="vLLM brings native CPU kernels for the V2 runner",
 )
 
+CPU_SPEC_FORWARD = Seam(
+    target="vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:_spec_forward",
+    signature=(
+        "layer",
+        "attn_metadata_i",
+        "mixed_qkv_spec",
+        "b_spec",
+        "a_spec",
+        "conv_buf",
+        "ssm_state",
+        "width",
+        "state_len",
+    ),
+    why="pad verify rows that have fewer than K drafts, which the CPU convolution misplaces",
+    drop_when="the CPU extra moves to vLLM 0.33, which fixes it",
+)
+
 SEAMS = (
     MODEL_REGISTRY,
     REGISTER_MODEL,
     RESOLVE_MODEL_STATE,
     DEFAULT_MODEL_STATE,
     HYBRID_MODEL_STATE,
-    REGISTER_KERNELS,
 )
+CPU_SEAMS = (REGISTER_KERNELS, CPU_SPEC_FORWARD)  # relied on only where the CPU build is installed
 
 # Architecture -> the stock class that ours derives from. Both stay under the stock name: vLLM keeps tables by it.
 TARGETS = {
@@ -73,7 +90,7 @@ def target_seam(architecture: str) -> Seam:
 
 def problems() -> dict[Seam, str | None]:
     """Return what moved at each seam, or None where nothing did."""
-    seams = (*SEAMS, *(target_seam(name) for name in TARGETS))
+    seams = (*SEAMS, *(target_seam(name) for name in TARGETS), *(() if has_gpu_build() else CPU_SEAMS))
     return {seam: seam.problem() for seam in seams}
 
 

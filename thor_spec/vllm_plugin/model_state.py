@@ -3,9 +3,9 @@
 import os
 from typing import Any
 
-from thor_spec.vllm_plugin import compat, receipt, runner_kernels
+from thor_spec.vllm_plugin import compat, cpu_verify, receipt, runner_kernels
 from thor_spec.vllm_plugin.options import PluginOptions
-from thor_spec.vllm_plugin.seam import version
+from thor_spec.vllm_plugin.seam import has_gpu_build, version
 
 _Default: Any = compat.DEFAULT_MODEL_STATE.resolve()
 _Hybrid: Any = compat.HYBRID_MODEL_STATE.resolve()
@@ -16,7 +16,9 @@ class _Activated:
 
     def __init__(self, vllm_config: Any, *args: Any) -> None:
         self.options = PluginOptions.parse(vllm_config.additional_config)
-        super().__init__(vllm_config, *args)
+        super().__init__(vllm_config, *args)  # type: ignore[call-arg]  # stands before vLLM's class in every use
+        if not has_gpu_build():
+            cpu_verify.install()
         replaced = runner_kernels.replace() if self.options.runner_kernels == "torch" else ()
         receipt.leave(
             receipt.Receipt(

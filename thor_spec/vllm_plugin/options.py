@@ -32,6 +32,7 @@ class PluginOptions:
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(given) - known):
             raise ConfigError(
-                f"additional_config[{NAME!r}] has unknown options {', '.join(unknown)}; known: {', '.join(sorted(known))}."
+                f"additional_config[{NAME!r}] has unknown options {', '.join(unknown)}. "
+                f"Known: {', '.join(sorted(known))}."
             )
         return cls(**given)

@@ -36,8 +36,11 @@ class Seam:
         """Import and return the target. Raises: SeamMovedError, if the check fails."""
         if problem := self.problem():
             raise SeamMovedError(problem)
-        module, _, path = self.target.partition(":")
-        return functools.reduce(getattr, path.split("."), importlib.import_module(module))
+        return functools.reduce(getattr, self.target.partition(":")[2].split("."), self.module())
+
+    def module(self) -> Any:
+        """Import and return the module that the target is defined in."""
+        return importlib.import_module(self.target.partition(":")[0])
 
     def problem(self) -> str | None:
         """Return what moved, in words that say what to do; None if nothing did."""

@@ -19,7 +19,7 @@ class InterpreterBackend(BaseBackend):
         """Return the cache key of this backend."""
         return "interpreter"
 
-    def parse_options(self, options: dict[str, Any]) -> object:
+    def parse_options(self, options: dict[str, Any]) -> object:  # noqa: ARG002
         """Refuse: only a compilation parses options."""
         raise PlatformError(
             "A Triton kernel was to be compiled for the CPU, where it can only be interpreted. "

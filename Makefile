@@ -1,0 +1,44 @@
+# `make serve` and `make test` need Python 3.11 or newer, gcc and git, and nothing else.
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?=
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help serve test setup setup-dev lint format unit guard plugin e2e gpu docs clean
+
+help:
+	@echo "make serve   set up, then serve the bundled tiny model on 127.0.0.1:8000 (ARGS=… are thor-spec serve's)"
+	@echo "make test    set up, then lint and every test that this machine can run"
+	@echo "also: lint format unit guard plugin e2e gpu docs clean"
+
+serve: setup
+	@$(BIN)/thor-spec serve $(ARGS)
+
+test: lint
+	$(PYTEST) $(ARGS)
+
+setup:
+	@$(PYTHON) tools/setup.py
+
+setup-dev:
+	@$(PYTHON) tools/setup.py --dev
+
+lint: setup-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/cli_docs.py --check
+
+format: setup-dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+unit guard plugin e2e gpu: setup-dev
+	$(PYTEST) tests/$@ $(ARGS)
+
+docs: setup-dev
+	$(BIN)/python tools/cli_docs.py
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,24 @@
+"""Kernels are interpreted where there is no GPU; this must be settled before anything imports Triton."""
+
+import os
+import sys
+
+import pytest
+
+from thor_spec.doctor import gpu
+from thor_spec.vllm_plugin import interpreter
+
+HAS_GPU = gpu.probe() is not None
+
+if not HAS_GPU:
+    os.environ.update(interpreter.environment(os.environ.get("PYTHONPATH", "")))
+    sys.path.insert(0, str(interpreter.PATH))
+# Two threads of OpenMP on two cores that also run the tests take turns spinning.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("gpu") and not HAS_GPU:
+            item.add_marker(pytest.mark.skip(reason="not run: needs a CUDA device"))

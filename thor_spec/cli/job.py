@@ -1,0 +1,94 @@
+"""``thor-spec run``, ``status`` and ``stop``: any job under the guard, and looking at it from another terminal."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from thor_spec.errors import ConfigError, ThorSpecError
+
+TABLE_WIDTH = 10
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(
+        options_metavar="[OPTIONS] -- COMMAND [ARGS]...",
+        epilog="Example: thor-spec run -- python train.py --epochs 3",
+    )(run)
+    app.command(epilog="Example: thor-spec status --json")(status)
+    app.command(epilog="Example: thor-spec stop --now")(stop)
+
+
+def run(
+    context: typer.Context,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the device is free.")] = False,
+    grace: Annotated[float, typer.Option(help="Seconds between SIGTERM and SIGKILL when stopped.", min=0)] = 25.0,
+) -> None:
+    """Run any command as the device's one job; its exit code is passed on.
+
+    A command that dies by a signal gives 128 plus the signal's number.
+    """
+    from thor_spec.guard.identity import Identity
+    from thor_spec.guard.job import Job
+    from thor_spec.serve.stop_requests import StopRequests
+
+    if not context.obj.rest:
+        raise ConfigError("thor-spec run needs a command after --. Example: thor-spec run -- python train.py")
+
+    def waiting(holder: Identity | None) -> None:
+        print(f"Waiting for {holder.describe() if holder else 'the device'}", file=sys.stderr)
+
+    with StopRequests() as stopping:
+        argv = context.obj.rest
+        with Job.start(argv, title=f"run {argv[0]}", grace_s=grace, wait=wait, report=waiting) as job:
+            while (code := job.wait(0.2)) is None and not stopping.any:
+                pass
+            if code is None:
+                code = job.stop(skip_grace=stopping.urgent)
+    raise typer.Exit(0 if stopping.any else code)
+
+
+def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show which job holds the device. Takes no lock; exits 0 whether or not one runs."""
+    from thor_spec.guard.status import status as look
+
+    found = look()
+    if as_json:
+        print(json.dumps(found.as_dict()))
+        return
+    if not found.held:
+        print("free")
+        return
+    holder = found.holder
+    rows = (
+        {"job": holder.title or " ".join(holder.argv), "phase": holder.phase, "url": holder.url or "-"}
+        if holder
+        else {}
+    )
+    rows |= (
+        {"launcher": f"pid {holder.pid}", "since": holder.started_at, "log": holder.log_file or "-"} if holder else {}
+    )
+    rows |= {"processes": " ".join(map(str, found.pids)) or "-", "locks": found.lock_dir}
+    for name, value in rows.items():
+        print(f"{name:{TABLE_WIDTH}} {value}")
+
+
+def stop(
+    now: Annotated[bool, typer.Option("--now", help="Skip the grace: kill at once.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the device to be free.", min=0)] = 120.0,
+) -> None:
+    """Stop the job that holds the device, and wait until it is gone."""
+    from thor_spec.guard.status import stop as end
+
+    ended = end(now=now, timeout_s=timeout)
+    if ended.holder is None:
+        print("nothing to stop")
+    elif ended.free:
+        print(f"stopped {ended.holder.title or ended.holder.argv[0]} (pid {ended.holder.pid})")
+    else:
+        raise ThorSpecError(
+            f"pid {ended.holder.pid} has not ended within {timeout:g} s. Try `thor-spec stop --now`, and look at "
+            f"{ended.holder.log_file or 'its log'}."
+        )

@@ -1,0 +1,113 @@
+"""``thor-spec serve``."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from thor_spec.config import DEFAULT_MODEL
+from thor_spec.serve.events import Ready
+
+CANARY_PROMPT = "Say hello."
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        options_metavar="[OPTIONS]",
+        epilog="Example: thor-spec serve ./Qwen3.6-35B-A3B --draft ./Qwen3.6-35B-A3B-DFlash --context 32768",
+    )(serve)
+
+
+def serve(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL] [-- VLLM_ARGS...]",
+            help="Checkpoint folder, name in the local Hugging Face cache, or bundled tiny model.",
+            show_default=DEFAULT_MODEL,
+        ),
+    ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(help="DFlash drafter, named like MODEL; 'none' serves without speculation.", metavar="DRAFTER"),
+    ] = None,
+    draft_tokens: Annotated[
+        int | None, typer.Option(help="Tokens drafted per step; at most the drafter's block size - 1.", metavar="K")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.", show_default="8000")] = None,
+    context_length: Annotated[
+        int | None,
+        typer.Option("--context", help="Longest request in tokens, prompt and answer.", metavar="N"),
+    ] = None,
+    max_seqs: Annotated[int | None, typer.Option(help="Requests served at once.", show_default="8")] = None,
+    kv_cache_memory: Annotated[
+        int | None, typer.Option(help="Bytes of KV cache; without it vLLM decides, or 1 GiB on a CPU.", metavar="BYTES")
+    ] = None,
+    log_file: Annotated[
+        Path | None, typer.Option(help="Engine log, appended to.", show_default="below ~/.cache/thor-spec/logs")
+    ] = None,
+    wait: Annotated[
+        bool | None, typer.Option("--wait/--no-wait", help="Wait while another job holds the device.")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="YAML file of these options; flags win over it.", metavar="FILE")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+) -> None:
+    """Serve a model over the OpenAI API, with DFlash speculation.
+
+    READY is printed once the engine has answered a canary set: plain, streamed, repeated and tool-call requests, with
+    drafts accepted on the way. Ctrl-C stops; twice, at once. Arguments after -- go to vLLM untouched.
+    """
+    from thor_spec.cli.progress import progress
+    from thor_spec.config import resolve
+    from thor_spec.serve.plan import make_plan
+    from thor_spec.serve.supervisor import serve as supervise
+
+    flags = {
+        "model": model,
+        "draft": draft,
+        "draft_tokens": draft_tokens,
+        "host": host,
+        "port": port,
+        "context": context_length,
+        "max_seqs": max_seqs,
+        "kv_cache_memory": kv_cache_memory,
+        "log_file": log_file,
+        "wait": wait,
+        "vllm_args": context.obj.rest or None,
+    }
+    plan = make_plan(resolve(flags, profile))
+    if dry_run:
+        print(json.dumps(plan.as_dict(), indent=2) if as_json else plan.as_shell())
+        return
+
+    def report(ready: Ready) -> None:
+        print(json.dumps(ready.as_dict()) if as_json else _ready_text(ready), flush=True)
+
+    with progress(report) as events:
+        supervise(plan, events)
+
+
+def _ready_text(ready: Ready) -> str:
+    capacity = (
+        f"{ready.kv.tokens:,} tokens, {ready.kv.sequences:.1f} sequences of {ready.context:,}" if ready.kv else "?"
+    )
+    speculation = f"{ready.drafter}, K = {ready.draft_tokens}" if ready.drafter else "none"
+    body = json.dumps({"model": ready.model, "messages": [{"role": "user", "content": CANARY_PROMPT}]})
+    return "\n".join(
+        [
+            f"READY in {ready.seconds:.1f} s: {ready.url}",
+            f"  model    {ready.model}",
+            f"  drafter  {speculation}",
+            f"  KV cache {capacity}",
+            f"  canary   {', '.join(ready.checks)}",
+            f"  log      {ready.log_file}",
+            f"  try      curl {ready.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        ]
+    )

@@ -1,0 +1,1 @@
+"""What this machine and this environment can do, line by line, each with a remedy."""

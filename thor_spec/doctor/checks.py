@@ -1,0 +1,178 @@
+"""The checks, each a function from the machine to findings; none imports torch or vLLM."""
+
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from thor_spec.doctor import gpu
+from thor_spec.doctor.report import Check, Level, Report
+from thor_spec.errors import ThorSpecError
+from thor_spec.guard.status import status
+from thor_spec.vllm_plugin import compat
+from thor_spec.vllm_plugin.options import NAME as PLUGIN
+from thor_spec.vllm_plugin.seam import TESTED_VERSIONS, has_gpu_build, require_supported_version
+
+_GIB = 1 << 30
+_HOPPER = (9, 0)
+
+
+def examine() -> Report:
+    """Run every check."""
+    found_gpu = gpu.probe()
+    checks = [
+        *_python(),
+        *_packages(),
+        *_vllm(),
+        *_plugin(),
+        *_torchvision(),
+        *_device(found_gpu),
+        *_paths(found_gpu),
+        *_seams(),
+        *_lock(),
+        *_memory(Path("/proc/meminfo").read_text(encoding="ascii")),
+    ]
+    return Report(checks=tuple(checks))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _python() -> Iterator[Check]:
+    found = ".".join(map(str, sys.version_info[:3]))
+    good = sys.version_info >= (3, 11)
+    yield Check(
+        name="python",
+        level=Level.OK if good else Level.FAIL,
+        detail=found,
+        remedy="" if good else "Make the environment with Python 3.11 or newer.",
+    )
+
+
+def _packages() -> Iterator[Check]:
+    for name in ("torch", "triton"):
+        found = _version(name)
+        yield Check(
+            name=name,
+            level=Level.OK if found else Level.FAIL,
+            detail=found or "not installed",
+            remedy="" if found else "Run `make serve` once, or install thor-spec's cpu or cuda extra.",
+        )
+
+
+def _vllm() -> Iterator[Check]:
+    try:
+        found = require_supported_version()
+    except ThorSpecError as error:
+        what, _, remedy = str(error).partition(". ")
+        yield Check(name="vllm", level=Level.FAIL, detail=what, remedy=remedy)
+        return
+    tested = found in TESTED_VERSIONS
+    yield Check(
+        name="vllm",
+        level=Level.OK if tested else Level.WARN,
+        detail=f"{found} ({'CUDA' if has_gpu_build() else 'CPU'} build)",
+        remedy="" if tested else f"Supported, but tested with {' and '.join(TESTED_VERSIONS)} only.",
+    )
+
+
+def _plugin() -> Iterator[Check]:
+    entry = next(iter(importlib.metadata.entry_points(group="vllm.general_plugins", name=PLUGIN)), None)
+    yield Check(
+        name="plugin",
+        level=Level.OK if entry else Level.FAIL,
+        detail=entry.value if entry else "not registered with vLLM",
+        remedy="" if entry else "Install thor-spec into the environment that runs vLLM: `pip install -e .`.",
+    )
+
+
+def _torchvision() -> Iterator[Check]:
+    torch, torchvision = _version("torch"), _version("torchvision")
+    if torch is None or torchvision is None or ("+" in torch) == ("+" in torchvision):
+        return
+    yield Check(
+        name="torchvision",
+        level=Level.FAIL,
+        detail=f"{torchvision} beside torch {torch}: builds that do not match break every vLLM import",
+        remedy="`pip uninstall torchvision torchaudio torchcodec`, or install torchvision from torch's own index.",
+    )
+
+
+def _device(found: gpu.Gpu | None) -> Iterator[Check]:
+    if found is None:
+        yield Check(name="gpu", level=Level.OK, detail="none: kernels are interpreted on the CPU")
+        return
+    capability = ".".join(map(str, found.capability))
+    more = f", {found.count} of them" if found.count > 1 else ""
+    mismatch = not has_gpu_build()
+    yield Check(
+        name="gpu",
+        level=Level.WARN if mismatch else Level.OK,
+        detail=f"{found.name}, capability {capability}{more}",
+        remedy="The CPU build of vLLM is installed and will not use it. Install the cuda extra." if mismatch else "",
+    )
+
+
+def _paths(found: gpu.Gpu | None) -> Iterator[Check]:
+    if found is None or not has_gpu_build():
+        yield Check(name="attention", level=Level.OK, detail="CPU_ATTN")
+        yield Check(name="gdn", level=Level.OK, detail="vLLM's C++ operators, bf16; runner kernels in torch")
+        return
+    yield Check(
+        name="attention",
+        level=Level.OK,
+        detail="FlashAttention 3" if found.capability == _HOPPER else "FlashAttention 2",
+    )
+    if found.capability != _HOPPER:
+        yield Check(name="gdn", level=Level.OK, detail="Triton")
+        return
+    cutlass = importlib.util.find_spec("cutlass") is not None
+    yield Check(
+        name="gdn",
+        level=Level.OK if cutlass else Level.WARN,
+        detail="FlashInfer prefill, the default on this GPU",
+        remedy=""
+        if cutlass
+        else 'It needs nvidia-cutlass-dsl. Without: serve … -- --additional-config \'{"gdn_prefill_backend": "triton"}\'.',
+    )
+
+
+def _seams() -> Iterator[Check]:
+    for seam, problem in compat.problems().items():
+        yield Check(
+            name="seam",
+            level=Level.FAIL if problem else Level.OK,
+            detail=problem or seam.target,
+        )
+
+
+def _lock() -> Iterator[Check]:
+    try:
+        found = status()
+    except ThorSpecError as error:
+        what, _, remedy = str(error).partition(". ")
+        yield Check(name="lock", level=Level.FAIL, detail=what, remedy=remedy)
+        return
+    holder = f"held by {found.holder.describe()}" if found.holder else "held"
+    yield Check(name="lock", level=Level.OK, detail=f"{holder if found.held else 'free'} ({found.lock_dir})")
+
+
+def _memory(meminfo: str) -> Iterator[Check]:
+    fields = {key: value for key, _, value in (line.partition(":") for line in meminfo.splitlines())}
+    try:
+        free, total = (int(fields[key].removesuffix("kB")) * 1024 for key in ("MemAvailable", "MemTotal"))
+    except (KeyError, ValueError):
+        yield Check(name="memory", level=Level.WARN, detail="/proc/meminfo cannot be read here")
+        return
+    scarce = free < 4 * _GIB
+    yield Check(
+        name="memory",
+        level=Level.WARN if scarce else Level.OK,
+        detail=f"{free / _GIB:.1f} GiB of {total / _GIB:.1f} GiB available",
+        remedy="Close other programs: an engine needs more than 4 GiB." if scarce else "",
+    )

@@ -1,0 +1,46 @@
+"""What a start tells those who watch it."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from thor_spec.guard.identity import Identity
+from thor_spec.serve.metrics import KVCapacity
+from thor_spec.serve.phases import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """An engine that passed its canary."""
+
+    url: str
+    model: str
+    drafter: str | None
+    draft_tokens: int
+    context: int
+    kv: KVCapacity | None
+    checks: tuple[str, ...]
+    seconds: float
+    """From the command to now."""
+    pid: int
+    log_file: Path
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields, JSON-ready."""
+        return {**asdict(self), "log_file": str(self.log_file)}
+
+
+class Events(Protocol):
+    """Told in the launcher's main thread; must return at once."""
+
+    def waiting(self, holder: Identity | None) -> None:
+        """Another job holds the device, and ``--wait`` was given."""
+
+    def phase(self, phase: Phase) -> None:
+        """A phase began."""
+
+    def ready(self, ready: Ready) -> None:
+        """The canary passed."""
+
+    def stopping(self) -> None:
+        """A stop was asked for."""

@@ -1,0 +1,32 @@
+"""Why an engine died, in one line of its log: the first that is odd, since the last traceback is an echo of it."""
+
+import re
+from collections.abc import Iterable
+
+# What vLLM puts before a line: "(EngineCore pid=7) ERROR 11-29 20:00:39 [core.py:133] ".
+_PREFIX = re.compile(r"^(\([\w ]+pid=\d+\)\s*)?((DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^\]]+\]\s?)?")
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Killed)\b(: .*)?$")
+_NATIVE = re.compile(
+    r"NV_ERR_NO_MEMORY|CUDA error|no kernel image|ptxas fatal|Segmentation fault|Fatal Python error|"
+    r"terminate called|Bus error|illegal memory access|only supports sm|unrecognized arguments|error: argument"
+)
+_LOGGED = re.compile(r"\b(ERROR|CRITICAL)\b")
+_HEADERS = re.compile(
+    r"Traceback \(most recent call last\)|EngineCore failed to start|EngineCore encountered a fatal error|"
+    r"WorkerProc failed to start|WorkerProc hit an exception|^\s*(File \"|\^|raise )"
+)
+
+
+def first_odd_line(lines: Iterable[str]) -> str | None:
+    """Return the first line that names a cause: a native error, an exception's message, or else a logged error.
+
+    Headers that only announce a cause ("EngineCore failed to start.") are passed over.
+    """
+    logged = None
+    for line in lines:
+        text = _PREFIX.sub("", line.rstrip())
+        if _NATIVE.search(text) or _EXCEPTION.match(text.strip()):
+            return text.strip()
+        if logged is None and _LOGGED.search(line) and text.strip() and not _HEADERS.search(text):
+            logged = text.strip()
+    return logged

@@ -1,0 +1,40 @@
+"""vLLM's Prometheus metrics, as far as a launcher needs them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCapacity:
+    """What fits into the KV cache; vLLM's own figures."""
+
+    tokens: int
+    sequences: float
+    """Of the configured context length, at the same time."""
+
+
+def totals(text: str) -> dict[str, float]:
+    """Return the value of each sample of ``/metrics`` by name, summed over its labels."""
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            values[sample.name] = values.get(sample.name, 0.0) + sample.value
+    return values
+
+
+def kv_capacity(text: str) -> KVCapacity | None:
+    """Return the KV cache's capacity, or None where this vLLM does not tell."""
+    for family in text_string_to_metric_families(text):
+        if family.name.removesuffix("_info") != "vllm:cache_config":
+            continue
+        for sample in family.samples:
+            labels: Mapping[str, str] = sample.labels
+            try:
+                return KVCapacity(
+                    tokens=int(labels["kv_cache_size_tokens"]), sequences=float(labels["kv_cache_max_concurrency"])
+                )
+            except (KeyError, ValueError):
+                continue
+    return None

@@ -1,0 +1,37 @@
+"""Signals that ask the launcher to end: the first stops the job, the second skips the grace, more change nothing."""
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopRequests:
+    """Counts stop signals while its ``with`` block runs, in the main thread."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._previous: dict[int, Any] = {}
+
+    @property
+    def any(self) -> bool:
+        """Return whether a stop was asked for."""
+        return self.count > 0
+
+    def urgent(self) -> bool:
+        """Return whether the grace is to be skipped."""
+        return self.count > 1
+
+    def __enter__(self) -> Self:
+        self._previous = {signum: signal.signal(signum, self._handle) for signum in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.count += 1
