@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.checkpoints import drafter, make_checkpoint, target  # noqa: F401  # fixtures for every folder
 from thor_spec.doctor import gpu
 from thor_spec.vllm_plugin import interpreter
 

@@ -89,7 +89,9 @@ def _proc_field(path: str, name: str) -> str | None:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
-    return next((value.strip() for key, _, value in (line.partition(":") for line in lines) if key.strip() == name), None)
+    return next(
+        (value.strip() for key, _, value in (line.partition(":") for line in lines) if key.strip() == name), None
+    )
 
 
 def _board() -> str | None:

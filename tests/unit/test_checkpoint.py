@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.conftest import DRAFTER, HYBRID, MakeCheckpoint
+from tests.checkpoints import DRAFTER, HYBRID, MakeCheckpoint
 from thor_spec.dflash.drafter import Drafter
 from thor_spec.errors import ConfigError
 from thor_spec.serve.checkpoint import open_checkpoint

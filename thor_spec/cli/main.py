@@ -26,7 +26,7 @@ def _options(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with every error.")] = False,
 ) -> None:
-    context.obj.debug = debug
+    context.ensure_object(Context).debug = debug
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -11,11 +11,14 @@ from thor_spec.doctor.report import Check, Level, Report
 from thor_spec.errors import ThorSpecError
 from thor_spec.guard.status import status
 from thor_spec.vllm_plugin import compat
-from thor_spec.vllm_plugin.options import NAME as PLUGIN
 from thor_spec.vllm_plugin.seam import TESTED_VERSIONS, has_gpu_build, require_supported_version
 
 _GIB = 1 << 30
 _HOPPER = (9, 0)
+_CUTLASS_REMEDY = (
+    "It needs nvidia-cutlass-dsl. To do without: "
+    """thor-spec serve … -- --additional-config '{"gdn_prefill_backend": "triton"}'"""
+)
 
 
 def examine() -> Report:
@@ -82,11 +85,11 @@ def _vllm() -> Iterator[Check]:
 
 
 def _plugin() -> Iterator[Check]:
-    entry = next(iter(importlib.metadata.entry_points(group="vllm.general_plugins", name=PLUGIN)), None)
+    entry = compat.plugin_entry()
     yield Check(
         name="plugin",
         level=Level.OK if entry else Level.FAIL,
-        detail=entry.value if entry else "not registered with vLLM",
+        detail=entry or "not registered with vLLM",
         remedy="" if entry else "Install thor-spec into the environment that runs vLLM: `pip install -e .`.",
     )
 
@@ -136,9 +139,7 @@ def _paths(found: gpu.Gpu | None) -> Iterator[Check]:
         name="gdn",
         level=Level.OK if cutlass else Level.WARN,
         detail="FlashInfer prefill, the default on this GPU",
-        remedy=""
-        if cutlass
-        else 'It needs nvidia-cutlass-dsl. Without: serve … -- --additional-config \'{"gdn_prefill_backend": "triton"}\'.',
+        remedy="" if cutlass else _CUTLASS_REMEDY,
     )
 
 

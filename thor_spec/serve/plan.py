@@ -77,6 +77,7 @@ def make_plan(resolved: Resolved) -> Plan:
         (vLLM is missing, out of range, or moved).
     """
     compat.require_seams()
+    compat.require_plugin()
     config = resolved.config
     target = open_checkpoint(config.model, locate(config.model))
     if target.architecture not in compat.TARGETS:

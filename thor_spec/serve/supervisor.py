@@ -89,10 +89,9 @@ class _Run:
             if self._stop.any:
                 return None
             self._require_alive(EngineStartError, "before it was ready")
-            for line in self._tail.new_lines():
-                if begun := phase_begun(line, self._phase):
-                    self._enter(begun)
+            self._read_phases()
             self._job.wait(POLL_S)
+        self._read_phases()
         self._require_plugin()
         self._enter(Phase.CANARY)
         return self._canary()
@@ -119,6 +118,11 @@ class _Run:
             pid=self._job.pid,
             log_file=log_file,
         )
+
+    def _read_phases(self) -> None:
+        for line in self._tail.new_lines():
+            if begun := phase_begun(line, self._phase):
+                self._enter(begun)
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase

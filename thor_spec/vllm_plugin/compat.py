@@ -1,7 +1,12 @@
 """Every touch on vLLM, in one list. Nothing else in the package imports from vLLM."""
 
-from thor_spec.errors import SeamMovedError
+import importlib.metadata
+
+from thor_spec.errors import PlatformError, SeamMovedError
+from thor_spec.vllm_plugin.options import NAME
 from thor_spec.vllm_plugin.seam import Seam, has_gpu_build, require_supported_version
+
+PLUGIN_GROUP = "vllm.general_plugins"
 
 MODEL_REGISTRY = Seam(
     target="vllm.model_executor.models.registry:ModelRegistry",
@@ -101,3 +106,18 @@ def require_seams() -> str:
         more = f" ({len(moved) - 1} more: see `thor-spec doctor`)" if len(moved) > 1 else ""
         raise SeamMovedError(moved[0] + more)
     return found
+
+
+def plugin_entry() -> str | None:
+    """Return what vLLM would load as our plugin, or None where we are not registered with it."""
+    entries = importlib.metadata.entry_points(group=PLUGIN_GROUP, name=NAME)
+    return next((entry.value for entry in entries), None)
+
+
+def require_plugin() -> None:
+    """Raise PlatformError where vLLM would start without us."""
+    if plugin_entry() is None:
+        raise PlatformError(
+            "thor-spec is not registered with vLLM in this environment, so vLLM would start without it. "
+            "Install it into the environment that runs vLLM: `pip install -e .`, or run `make serve` once."
+        )

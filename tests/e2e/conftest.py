@@ -1,0 +1,21 @@
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.e2e.served import Served
+
+
+@pytest.fixture(scope="session")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The default of ``thor-spec serve``: the tiny hybrid with its drafter."""
+    with Served(
+        tmp_path_factory.mktemp("hybrid"), "--context", "2048", "--", "--logprobs-mode", "raw_logits"
+    ) as served:
+        yield served.wait_ready()
+        assert served.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def client(hybrid: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{hybrid.url}/v1", api_key="none", max_retries=0)

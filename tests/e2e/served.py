@@ -1,0 +1,81 @@
+"""``thor-spec serve`` as a person starts it, in a process of its own."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+READY_TIMEOUT_S = 240
+STOP_TIMEOUT_S = 30  # what serve promises
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Served:
+    """One launcher; ``ready`` is its report, ``stderr`` a file."""
+
+    def __init__(self, folder: Path, *args: str, runtime: Path | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.log = folder / "engine.log"
+        self.stderr = folder / "stderr"
+        head, passed = (args[: args.index("--")], args[args.index("--") :]) if "--" in args else (args, ())
+        options = ("--port", str(self.port), "--log-file", str(self.log), "--json")
+        self._errors = self.stderr.open("w")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "thor_spec", "serve", *head, *options, *passed],
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, "THOR_SPEC_RUNTIME_DIR": str(runtime or folder / "run")},
+        )
+        self.ready: dict[str, Any] = {}
+
+    def wait_ready(self) -> Self:
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        assert line, (
+            f"never ready: {self.stderr.read_text()}\n{self.log.read_text()[-4000:] if self.log.exists() else ''}"
+        )
+        self.ready = json.loads(line)
+        return self
+
+    def wait_phase(self, name: str) -> None:
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while f"] {name}" not in self.stderr.read_text():
+            assert self.process.poll() is None, self.stderr.read_text()
+            assert time.monotonic() < deadline, self.stderr.read_text()
+            time.sleep(0.02)
+
+    def metric(self, name: str) -> float:
+        from thor_spec.serve.metrics import totals
+
+        return totals(httpx.get(f"{self.url}/metrics").text).get(name, 0.0)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def stop(self, signum: int = signal.SIGINT) -> int:
+        self.process.send_signal(signum)
+        return self.process.wait(STOP_TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._errors.close()

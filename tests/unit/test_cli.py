@@ -1,0 +1,148 @@
+"""The command line as its users meet it: results on stdout, one or two lines of error on stderr, an exit code."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from thor_spec import provenance
+from thor_spec.cli.main import app, main
+from thor_spec.guard.locks import ADMISSION, LockDirectory
+
+COMMANDS = ("serve", "run", "status", "stop", "doctor", "version")
+THOR_SPEC = (sys.executable, "-m", "thor_spec")
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THOR_SPEC_RUNTIME_DIR", str(tmp_path / "run"))
+
+
+def call(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(list(argv))
+    out, err = capsys.readouterr()
+    code = ended.value.code
+    return code if isinstance(code, int) else 0, out, err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, out, _ = call(capsys, command, "--help")
+    assert code == 0
+    assert f"Example: thor-spec {command}" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "says"),
+    [
+        (["serve", "/nowhere"], 2, "No checkpoint at /nowhere"),
+        (["serve", "--draft-tokens", "0"], 2, "at least 1"),
+        (["serve", "--no-such-option"], 2, "No such option"),
+        (["serve", "--port", "x"], 2, "Invalid value"),
+        (["serve", "--profile", "/nowhere.yaml"], 2, "cannot be read"),
+        (["serve", "--dry-run", "--", "--hf-overrides", "{"], 2, "needs JSON"),
+        (["run"], 2, "needs a command after --"),
+        (["nonsense"], 2, "No such command"),
+    ],
+)
+def test_mistakes_are_told_in_short(capsys: pytest.CaptureFixture[str], argv: list[str], code: int, says: str) -> None:
+    got, out, err = call(capsys, *argv)
+    assert got == code
+    assert says in err.replace("\n", " ")
+    assert out == ""
+    assert "Traceback" not in err
+    if err.startswith("thor-spec: "):
+        assert err.count("\n") <= 2
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "--debug", "serve", "/nowhere")
+    assert code == 2
+    assert "Traceback" in err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "thor-spec" in json.loads(call(capsys, "version", "--json")[1])
+    assert call(capsys, "version")[1].startswith("thor-spec ")
+
+
+def test_status_and_stop_when_nothing_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "status")[1] == "free\n"
+    assert json.loads(call(capsys, "status", "--json")[1])["held"] is False
+    assert call(capsys, "stop")[1] == "nothing to stop\n"
+
+
+@pytest.mark.parametrize(("command", "code"), [(["true"], 0), (["false"], 1), (["sh", "-c", "kill -9 $$"], 137)])
+def test_run_passes_the_exit_code_on(capsys: pytest.CaptureFixture[str], command: list[str], code: int) -> None:
+    assert call(capsys, "run", "--", *command)[0] == code
+
+
+def test_run_passes_output_through() -> None:
+    done = subprocess.run([*THOR_SPEC, "run", "--", "echo", "--port", "1"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "--port 1\n")
+
+
+def test_the_second_job_is_refused_within_two_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    with subprocess.Popen([*THOR_SPEC, "run", "--", "sleep", "60"]) as first:
+        while not LockDirectory.find().exists or call(capsys, "status")[1] == "free\n":
+            assert first.poll() is None
+            time.sleep(0.02)
+        began = time.monotonic()
+        second = subprocess.run([*THOR_SPEC, "run", "--", "true"], capture_output=True, text=True)
+        assert time.monotonic() - began < 2
+        assert second.returncode == 10
+        assert f"pid {first.pid}" in second.stderr
+        assert "thor-spec stop" in second.stderr
+        shown = json.loads(call(capsys, "status", "--json")[1])
+        assert shown["holder"]["pid"] == first.pid
+        assert "run sleep" in call(capsys, "status")[1]
+        assert call(capsys, "stop", "--now")[:2] == (0, f"stopped run sleep (pid {first.pid})\n")
+        assert first.wait(10) == 0
+    LockDirectory.find().take(ADMISSION).release()
+
+
+def test_shell_completion() -> None:
+    env = {**os.environ, "_THOR_SPEC_COMPLETE": "complete_bash", "COMP_WORDS": "thor-spec s", "COMP_CWORD": "1"}
+    done = subprocess.run([*THOR_SPEC], env=env, capture_output=True, text=True)
+    assert done.stdout.split() == ["serve", "status", "stop"]
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "doctor", "--json")
+    report = json.loads(out)
+    assert code == 0, report
+    names = {check["name"] for check in report["checks"]}
+    assert names >= {"python", "torch", "triton", "vllm", "plugin", "gpu", "attention", "gdn", "seam", "lock", "memory"}
+
+
+def test_doctor_fails_with_a_remedy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from thor_spec.vllm_plugin import seam
+
+    monkeypatch.setattr(seam, "version", lambda: "0.99.0")
+    code, out, _ = call(capsys, "doctor")
+    assert code == 13
+    assert "fail  vllm" in out
+    assert "→ Install one of 0.32.0, 0.33.0." in out
+
+
+def test_provenance_names_code_and_packages() -> None:
+    record = provenance.collect(seeds={"torch": 1}).as_dict()
+    assert record["packages"]["thor-spec"]
+    assert record["seeds"] == {"torch": 1}
+    assert json.dumps(record)
+
+
+def test_importing_the_command_line_is_cheap() -> None:
+    heavy = ("torch", "vllm", "httpx", "transformers")
+    code = f"import sys, thor_spec.cli.main; print([m for m in {heavy} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_app_is_usable_as_a_library() -> None:
+    assert CliRunner().invoke(app, ["version", "--help"]).exit_code == 0
