@@ -14,6 +14,7 @@ from thor_spec.serve import metrics
 
 PROMPT = "def mean(values):\n    return"
 TOKENS = 16
+TOOL_CONTEXT = 1024  # a tool's description takes some hundred tokens of prompt
 TIMEOUT_S = 120.0
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 _UNITS = ("celsius", "fahrenheit")
@@ -42,8 +43,11 @@ class Outcome:
     drafts: int
 
 
-def run(url: str, model: str, *, speculating: bool, has_chat_template: bool) -> Outcome:
-    """Send the canary set. Raises: CanaryError, naming the request and what came back."""
+def run(url: str, model: str, *, speculating: bool, tools: bool) -> Outcome:
+    """Send the canary set; the tool call only if ``tools``.
+
+    Raises: CanaryError, naming the request and what came back.
+    """
     with httpx.Client(base_url=url, timeout=TIMEOUT_S) as client:
         before = metrics.totals(_get(client, "/metrics"))
         plain = _complete(client, model)
@@ -54,7 +58,7 @@ def run(url: str, model: str, *, speculating: bool, has_chat_template: bool) -> 
                 "is not deterministic or its state is corrupt. Try --draft none; if that passes, report the drafter."
             )
         checks = ["plain", "stream", "repeat"]
-        if has_chat_template:
+        if tools:
             _call_tool(client, model)
             checks.append("tool call")
         text = _get(client, "/metrics")

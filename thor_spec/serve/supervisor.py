@@ -178,7 +178,7 @@ class _Run:
                     plan.url,
                     plan.resolved.config.model,
                     speculating=plan.drafter is not None,
-                    has_chat_template=plan.target.has_chat_template,
+                    tools=plan.target.has_chat_template and plan.context >= canary.TOOL_CONTEXT,
                 )
             except BaseException as error:  # noqa: BLE001  # raised again where the answer is read
                 answer.set_exception(error)

@@ -1,0 +1,48 @@
+"""Evidence: one JSON file per run, with its provenance; shared by the benchmarks."""
+
+import json
+import os
+import random
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from thor_spec import provenance
+
+SCHEMA = 1
+BOOTSTRAPS = 10_000
+
+
+def summary(values: Sequence[float]) -> dict[str, float | int]:
+    """Return median, extremes and count, rounded for reading."""
+    return {
+        "median": round(statistics.median(values), 4),
+        "min": round(min(values), 4),
+        "max": round(max(values), 4),
+        "n": len(values),
+    }
+
+
+def paired_ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> dict[str, float]:
+    """Return the median of ``ours / theirs`` pair by pair, with a bootstrapped 95 % interval."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    rng = random.Random(seed)
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(BOOTSTRAPS))
+    return {
+        "median": round(statistics.median(ratios), 4),
+        "low95": round(medians[int(0.025 * BOOTSTRAPS)], 4),
+        "high95": round(medians[int(0.975 * BOOTSTRAPS)], 4),
+    }
+
+
+def write(name: str, result: dict[str, Any], *, seeds: dict[str, int] | None = None) -> Path:
+    """Write the record into ``$OUT`` or ``evidence/<utc>-<name>/`` and return its path."""
+    origin = provenance.collect(seeds)
+    stamp = origin.utc.replace(":", "").replace("-", "")[:15]
+    folder = Path(os.environ.get("OUT") or Path(__file__).parent.parent / "evidence" / f"{stamp}-{name}")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ("record.json" if "OUT" not in os.environ else f"{name}.json")
+    record = {"schema": SCHEMA, "name": name, "provenance": origin.as_dict(), **result}
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return path
