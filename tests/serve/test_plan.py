@@ -45,8 +45,9 @@ def test_argv_and_environment(make: Callable[..., Plan], gpu: bool, target: Path
     k = 15 if gpu else 7
     assert speculation == {"method": "dflash", "model": str(drafter), "num_speculative_tokens": k}
     assert plan.draft_tokens == k
-    options = json.loads(value(plan, "--additional-config"))["thor_spec"]
-    assert options == ({} if gpu else {"runner_kernels": "torch"})
+    additional = json.loads(value(plan, "--additional-config"))
+    assert additional["thor_spec"] == ({} if gpu else {"runner_kernels": "torch"})
+    assert additional.get("gdn_prefill_backend") == ("triton" if gpu else None)  # cutlass is not installed here
     assert plan.environment["VLLM_PLUGINS"] == "thor_spec"
     assert plan.environment["VLLM_USE_V2_MODEL_RUNNER"] == "1"
     assert ("TRITON_INTERPRET" in plan.environment) is not gpu

@@ -15,10 +15,6 @@ from thor_spec.vllm_plugin.seam import TESTED_VERSIONS, has_gpu_build, require_s
 
 _GIB = 1 << 30
 _HOPPER = (9, 0)
-_CUTLASS_REMEDY = (
-    "It needs nvidia-cutlass-dsl. To do without: "
-    """thor-spec serve … -- --additional-config '{"gdn_prefill_backend": "triton"}'"""
-)
 
 
 def examine() -> Report:
@@ -138,8 +134,8 @@ def _paths(found: gpu.Gpu | None) -> Iterator[Check]:
     yield Check(
         name="gdn",
         level=Level.OK if cutlass else Level.WARN,
-        detail="FlashInfer prefill, the default on this GPU",
-        remedy="" if cutlass else _CUTLASS_REMEDY,
+        detail="FlashInfer prefill" if cutlass else "Triton prefill, since FlashInfer's needs nvidia-cutlass-dsl",
+        remedy="" if cutlass else "`pip install nvidia-cutlass-dsl` for the faster prefill on this GPU.",
     )
 
 

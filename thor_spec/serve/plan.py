@@ -1,5 +1,6 @@
 """Everything about a start that can be decided before it: checkpoints, K, the exact argv and environment."""
 
+import importlib.util
 import json
 import shlex
 import sys
@@ -140,8 +141,12 @@ def _argv(
     if drafter:
         speculation = {"method": "dflash", "model": str(drafter.path), "num_speculative_tokens": draft_tokens}
         ours["--speculative-config"] = json.dumps(speculation)
-    plugin = {PLUGIN: {} if gpu else {"runner_kernels": "torch"}}
-    additional, passed = passthrough.merged_additional_config(plugin, config.vllm_args)
+    additional, passed = passthrough.merged_additional_config(
+        {PLUGIN: {} if gpu else {"runner_kernels": "torch"}}, config.vllm_args
+    )
+    if gpu and importlib.util.find_spec("cutlass") is None:
+        # On Hopper vLLM prefers FlashInfer's prefill, which dies at the first prompt without nvidia-cutlass-dsl.
+        additional.setdefault("gdn_prefill_backend", "triton")
     passthrough.require_no_contradiction(ours, passed, _OPTIONS)
     ours["--additional-config"] = json.dumps(additional)
     defaults: list[str] = []
