@@ -43,6 +43,8 @@ def write(name: str, result: dict[str, Any], *, seeds: dict[str, int] | None = N
     folder = Path(os.environ.get("OUT") or Path(__file__).parent.parent / "evidence" / f"{stamp}-{name}")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ("record.json" if "OUT" not in os.environ else f"{name}.json")
-    record = {"schema": SCHEMA, "name": name, "provenance": origin.as_dict(), **result}
+    source = origin.as_dict()
+    source["commit"] = source["commit"] or os.environ.get("COMMIT")  # a machine that got the files without git
+    record = {"schema": SCHEMA, "name": name, "provenance": source, **result}
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return path
