@@ -92,9 +92,9 @@ class Server:
         self.errors = (Path(self.folder.name) / "stderr").open("w+")
         draft = ["--draft", "none"] if name == "none" else []
         memory = ["--kv-cache-memory", str(2 << 30)]
+        options = [*draft, *memory, "--port", str(port), "--context", "4096", "--json"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "thor_spec", "serve", model, *draft, *memory]
-            + ["--port", str(port), "--context", "4096", "--json"],
+            [sys.executable, "-m", "thor_spec", "serve", model, *options],
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,
