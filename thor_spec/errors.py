@@ -109,3 +109,8 @@ class GuardFailureError(ThorSpecError):
     """The guard itself failed; the job was stopped because nothing watches it."""
 
     exit_code = 70
+
+
+def with_exit_code(code: int) -> type[ThorSpecError]:
+    """Return the class of an exit code that came from another process."""
+    return next((kind for kind in ThorSpecError.__subclasses__() if kind.exit_code == code), ThorSpecError)

@@ -1,4 +1,4 @@
-"""The checks, each a function from the machine to findings; none imports torch or vLLM."""
+"""The checks, each a function from the machine to findings; none imports vLLM."""
 
 import importlib.metadata
 import importlib.util
@@ -29,6 +29,7 @@ def examine() -> Report:
         *_device(found_gpu),
         *_paths(found_gpu),
         *_seams(),
+        *_runner_kernels(),
         *_lock(),
         *_memory(Path("/proc/meminfo").read_text(encoding="ascii")),
     ]
@@ -146,6 +147,23 @@ def _seams() -> Iterator[Check]:
             level=Level.FAIL if problem else Level.OK,
             detail=problem or seam.target,
         )
+
+
+def _runner_kernels() -> Iterator[Check]:
+    """Check what is replaced where kernels would be interpreted; the replacements themselves need torch."""
+    if has_gpu_build():
+        return
+    try:
+        from thor_spec.vllm_plugin.runner_kernels import SEAMS
+    except ImportError as error:
+        yield Check(name="kernels", level=Level.FAIL, detail=f"cannot be checked: {error}", remedy="Reinstall torch.")
+        return
+    moved = [problem for seam in SEAMS if (problem := seam.problem())]
+    yield Check(
+        name="kernels",
+        level=Level.FAIL if moved else Level.OK,
+        detail=moved[0] if moved else f"{len(SEAMS)} kernels of the runner run in torch instead of the interpreter",
+    )
 
 
 def _lock() -> Iterator[Check]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from thor_spec import env
-from thor_spec.errors import EngineDeadError, EngineStartError, LockPathError, PlatformError, SeamMovedError
+from thor_spec.errors import EngineDeadError, EngineStartError, LockPathError, PlatformError, with_exit_code
 from thor_spec.guard.job import Job
 from thor_spec.guard.locks import ADMISSION, LockDirectory
 from thor_spec.serve import address, failure, log
@@ -151,11 +151,7 @@ class _Run:
     def _require_no_failed_receipt(self) -> None:
         for found in receipt.collect(self._receipts):
             if found.state == "failed":
-                raise (
-                    SeamMovedError(found.error)
-                    if found.exit_code == SeamMovedError.exit_code
-                    else PlatformError(found.error)
-                )
+                raise with_exit_code(found.exit_code)(found.error)
 
     def _require_plugin(self) -> None:
         mine = set(self._job.pids())

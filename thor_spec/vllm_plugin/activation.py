@@ -2,7 +2,6 @@
 
 import os
 
-from thor_spec.errors import ThorSpecError
 from thor_spec.vllm_plugin import compat, receipt
 
 _MODELS = "thor_spec.vllm_plugin.models"
@@ -13,11 +12,8 @@ def activate() -> None:
 
     Raises: PlatformError or SeamMovedError, which stop vLLM's start; nothing is registered then.
     """
-    try:
+    with receipt.of_failure():
         version = compat.require_seams()
-    except ThorSpecError as error:
-        receipt.leave(receipt.Receipt(pid=os.getpid(), state="failed", error=str(error), exit_code=error.exit_code))
-        raise
     registry = compat.MODEL_REGISTRY.resolve()
     for architecture in compat.TARGETS:
         # By name, so that importing a model stays the business of the process that runs it.

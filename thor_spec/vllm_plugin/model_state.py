@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from thor_spec.vllm_plugin import compat, cpu_verify, receipt, runner_kernels
+from thor_spec.vllm_plugin import compat, cpu_verify, receipt
 from thor_spec.vllm_plugin.options import PluginOptions
 from thor_spec.vllm_plugin.seam import has_gpu_build, version
 
@@ -15,11 +15,16 @@ class _Activated:
     """Reads the plugin's options, applies them, and leaves the engine's receipt."""
 
     def __init__(self, vllm_config: Any, *args: Any) -> None:
-        self.options = PluginOptions.parse(vllm_config.additional_config)
-        super().__init__(vllm_config, *args)  # type: ignore[call-arg]  # stands before vLLM's class in every use
-        if not has_gpu_build():
-            cpu_verify.install()
-        replaced = runner_kernels.replace() if self.options.runner_kernels == "torch" else ()
+        with receipt.of_failure():
+            self.options = PluginOptions.parse(vllm_config.additional_config)
+            super().__init__(vllm_config, *args)  # type: ignore[call-arg]  # stands before vLLM's class in every use
+            if not has_gpu_build():
+                cpu_verify.install()
+            replaced: tuple[str, ...] = ()
+            if self.options.runner_kernels == "torch":
+                from thor_spec.vllm_plugin import runner_kernels
+
+                replaced = runner_kernels.replace()
         receipt.leave(
             receipt.Receipt(
                 pid=os.getpid(),

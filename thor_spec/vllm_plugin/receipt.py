@@ -6,11 +6,14 @@ of its own job instead of trusting the log.
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from thor_spec import env
+from thor_spec.errors import ThorSpecError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,16 @@ def leave(receipt: Receipt) -> None:
     draft = path.with_suffix(f".{os.getpid()}.tmp")
     draft.write_text(json.dumps(asdict(receipt)), encoding="utf-8")
     draft.replace(path)
+
+
+@contextmanager
+def of_failure() -> Iterator[None]:
+    """Leave a receipt of an expected failure on its way up: the launcher reports it instead of an echo in the log."""
+    try:
+        yield
+    except ThorSpecError as error:
+        leave(Receipt(pid=os.getpid(), state="failed", error=str(error), exit_code=error.exit_code))
+        raise
 
 
 def collect(folder: Path) -> list[Receipt]:
