@@ -1,11 +1,11 @@
-"""Speculation changes no greedy token, but where two logits are equal within bf16's resolution.
+"""Speculation changes no greedy token, but where two logits are equal within the resolution of bf16.
 
-A verify step runs K + 1 tokens at once and a plain step one, so products are summed in another order and the last bits
-of a bf16 logit may differ. A difference in tokens is accepted only at such a tie, and every one is listed.
+A verify step runs K + 1 tokens at once and a plain step one, through other operators, so the last bits of a bf16 logit
+may differ. A difference in tokens is accepted only at such a tie, and every one is listed.
 """
 
 import math
-from dataclasses import dataclass
+import statistics
 from typing import Any
 
 import httpx
@@ -14,8 +14,13 @@ import pytest
 from tests.e2e.served import Served
 
 TOKENS = 64
-# Units in the last place of a bf16 logit that two ways of computing it may differ by: see `noise` below.
-TIE_ULPS = 4
+VOCABULARY = 320
+LAYERS = {"tiny-hybrid": 4, "tiny-dense": 3}
+# On its way to the logits a value is rounded to bf16 about this often per layer: norms, projections, activations,
+# mixer, gate, experts and residual sums, twice each.
+ROUNDINGS_PER_LAYER = 10
+UNIT_ROUNDOFF = 2.0**-9
+SIGMAS = 4
 PROMPTS = (
     "The river bends",
     "def area(width, height):",
@@ -42,80 +47,74 @@ PROMPTS = (
 )
 
 
-@dataclass(frozen=True)
-class Step:
-    """One greedy token with the two largest logits."""
-
-    token: int
-    top: tuple[tuple[int, float], ...]
-
-
-def greedy(served: Served, model: str, prompt: str) -> list[Step]:
+def post(served: Served, model: str, prompt: Any, **options: Any) -> Any:
     body = {
         "model": model,
         "prompt": prompt,
-        "max_tokens": TOKENS,
         "temperature": 0,
         "ignore_eos": True,
-        "logprobs": 2,
+        "return_token_ids": True,
         "return_tokens_as_token_ids": True,
+        **options,
     }
-    found: Any = httpx.post(f"{served.url}/v1/completions", json=body, timeout=300).raise_for_status().json()
-    logprobs = found["choices"][0]["logprobs"]
-    steps = []
-    for token, top in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True):
-        pairs = sorted(((int(t.removeprefix("token_id:")), v) for t, v in top.items()), key=lambda p: -p[1])
-        steps.append(Step(int(token.removeprefix("token_id:")), tuple(pairs[:2])))
-    return steps
+    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=300).raise_for_status()
+    return answer.json()["choices"][0]
 
 
-def ulp(logit: float) -> float:
-    """Return the spacing of bf16 numbers (8 significant bits) at ``logit``."""
-    return float(2.0 ** (math.floor(math.log2(abs(logit))) - 7)) if logit else 2.0**-133
+def logits(served: Served, model: str, prompt: list[int]) -> list[tuple[float, int]]:
+    """Return the next token's logits after ``prompt``, largest first."""
+    (top,) = post(served, model, prompt, max_tokens=1, logprobs=VOCABULARY)["logprobs"]["top_logprobs"]
+    assert len(top) == VOCABULARY
+    return sorted(((value, int(token.removeprefix("token_id:"))) for token, value in top.items()), reverse=True)
+
+
+def tie_bound(found: list[tuple[float, int]], layers: int) -> float:
+    """Return the gap below which two ways of computing bf16 logits may order them differently.
+
+    Roundings add up like a random walk, relative to the spread of the logits; a gap has two logits of two computations
+    each, hence the factor 2 on its standard deviation.
+    """
+    spread = statistics.pstdev(value for value, _ in found)
+    return SIGMAS * 2 * UNIT_ROUNDOFF * math.sqrt(ROUNDINGS_PER_LAYER * layers) * spread
 
 
 @pytest.mark.parametrize("pair", ["tiny-hybrid", "tiny-dense"])
 def test_greedy_tokens_with_drafts_equal_those_without(
-    pair: str, hybrid: Served, tmp_path_factory: pytest.TempPathFactory, record_property: Any
+    pair: str, hybrid: Served, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    options = ("--context", "2048", "--", "--logprobs-mode", "raw_logits")
-    plain_options = ("--draft", "none", *options)
+    options = ("--context", "2048", "--", "--logprobs-mode", "raw_logits", "--max-logprobs", str(VOCABULARY))
 
-    def answers(served: Served) -> list[list[Step]]:
-        return [greedy(served, pair, prompt) for prompt in PROMPTS]
+    def answers(served: Served) -> list[Any]:
+        return [post(served, pair, prompt, max_tokens=TOKENS) for prompt in PROMPTS]
 
     if pair == "tiny-hybrid":
-        drafted = answers(hybrid)
-        accepted = hybrid.metric("vllm:spec_decode_num_accepted_tokens_total")
+        drafted, accepted = answers(hybrid), hybrid.metric("vllm:spec_decode_num_accepted_tokens_total")
     else:
-        with Served(tmp_path_factory.mktemp("drafted"), pair, *options) as served:
+        runtime = tmp_path_factory.mktemp("locks")  # beside the session's server, which holds the usual ones
+        with Served(tmp_path_factory.mktemp("drafted"), pair, *options, runtime=runtime) as served:
             drafted = answers(served.wait_ready())
             accepted = served.metric("vllm:spec_decode_num_accepted_tokens_total")
             assert served.stop() == 0
-    runtime = tmp_path_factory.mktemp("own-locks")  # beside the session's server, which holds the usual ones
-    with Served(tmp_path_factory.mktemp("plain"), pair, *plain_options, runtime=runtime) as served:
+    assert accepted > 0
+
+    runtime = tmp_path_factory.mktemp("locks")
+    with Served(tmp_path_factory.mktemp("plain"), pair, "--draft", "none", *options, runtime=runtime) as served:
         plain = answers(served.wait_ready())
         assert served.metric("vllm:spec_decode_num_drafts_total") == 0
+        ties, equal = [], 0
+        for prompt, with_drafts, without in zip(PROMPTS, drafted, plain, strict=True):
+            ours, theirs = with_drafts["token_ids"], without["token_ids"]
+            assert len(ours) == len(theirs) == TOKENS
+            same = next((i for i in range(TOKENS) if ours[i] != theirs[i]), TOKENS)
+            equal += same
+            if same < TOKENS:  # behind it the texts are different ones
+                found = logits(served, pair, without["prompt_token_ids"] + theirs[:same])
+                (high, first), (low, second), *_ = found
+                bound = tie_bound(found, LAYERS[pair])
+                ties.append(f"{prompt[:20]!r} token {same}: {first} and {second}, gap {high - low:.4f} <= {bound:.4f}")
+                assert {ours[same], theirs[same]} == {first, second}, f"neither is the likeliest: {ties[-1]}"
+                assert high - low <= bound, f"no tie: {ties[-1]}"
         assert served.stop() == 0
-
-    assert accepted > 0
-    ties, equal, noise = [], 0, 0.0
-    for prompt, with_drafts, without in zip(PROMPTS, drafted, plain, strict=True):
-        for i, (ours, theirs) in enumerate(zip(with_drafts, without, strict=True)):
-            if ours.token != theirs.token:
-                (first, high), (second, low) = theirs.top
-                gap = (high - low) / ulp(high)
-                ties.append(f"{prompt[:20]!r} token {i}: {first} {high} / {second} {low}, {gap:.1f} ulp")
-                assert {ours.token, theirs.token} == {first, second}, ties[-1]
-                assert gap <= TIE_ULPS, f"not a tie: {ties[-1]}"
-                break  # from here on the texts are different ones
-            equal += 1
-            noise = max(noise, abs(ours.top[0][1] - theirs.top[0][1]) / ulp(theirs.top[0][1]))
-    print(
-        f"{pair}: {equal} equal tokens, {len(ties)} near ties, logits differ by at most {noise:.1f} ulp",
-        *ties,
-        sep="\n",
-    )
-    record_property("equal_tokens", equal)
-    record_property("near_ties", ties)
-    assert noise <= TIE_ULPS / 2, "two logits may each be off by this much before a tie can flip"
+    print(f"{pair}: {equal} equal tokens in {len(PROMPTS)} answers, {len(ties)} near ties", *ties, sep="\n  ")
+    # A corrupted state would end most answers early; ties are rare.
+    assert equal >= 0.7 * TOKENS * len(PROMPTS)

@@ -1,6 +1,7 @@
 """``thor-spec serve``."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -8,8 +9,6 @@ import typer
 
 from thor_spec.config import DEFAULT_MODEL
 from thor_spec.serve.events import Ready
-
-CANARY_PROMPT = "Say hello."
 
 
 def register(app: typer.Typer) -> None:
@@ -82,7 +81,7 @@ def serve(
         "wait": wait,
         "vllm_args": context.obj.rest or None,
     }
-    plan = make_plan(resolve(flags, profile))
+    plan = make_plan(resolve(flags, profile), note=lambda text: print(text, file=sys.stderr, flush=True))
     if dry_run:
         print(json.dumps(plan.as_dict(), indent=2) if as_json else plan.as_shell())
         return
@@ -99,7 +98,8 @@ def _ready_text(ready: Ready) -> str:
         f"{ready.kv.tokens:,} tokens, {ready.kv.sequences:.1f} sequences of {ready.context:,}" if ready.kv else "?"
     )
     speculation = f"{ready.drafter}, K = {ready.draft_tokens}" if ready.drafter else "none"
-    body = json.dumps({"model": ready.model, "messages": [{"role": "user", "content": CANARY_PROMPT}]})
+    message = {"role": "user", "content": "Say hello."}
+    body = json.dumps({"model": ready.model, "messages": [message], "max_tokens": 64})
     return "\n".join(
         [
             f"READY in {ready.seconds:.1f} s: {ready.url}",

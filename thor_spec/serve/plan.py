@@ -4,7 +4,7 @@ import importlib.util
 import json
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,8 +71,11 @@ class Plan:
         return f"{variables} {shlex.join(self.argv)}"
 
 
-def make_plan(resolved: Resolved) -> Plan:
-    """Decide a start. Nothing is started, locked or loaded.
+def make_plan(resolved: Resolved, *, note: Callable[[str], None] = lambda text: None) -> Plan:
+    """Decide a start. Nothing is started, locked or loaded; a bundled model is made the first time it is named.
+
+    Args:
+        note: told when that takes its time.
 
     Raises: ConfigError (a checkpoint, K, context or passed argument that cannot work); PlatformError or SeamMovedError
         (vLLM is missing, out of range, or moved).
@@ -80,7 +83,7 @@ def make_plan(resolved: Resolved) -> Plan:
     compat.require_seams()
     compat.require_plugin()
     config = resolved.config
-    target = open_checkpoint(config.model, locate(config.model))
+    target = open_checkpoint(config.model, locate(config.model, note))
     if target.architecture not in compat.TARGETS:
         raise ConfigError(
             f"{config.model} is a {target.architecture}, which thor-spec does not serve. "
@@ -92,7 +95,7 @@ def make_plan(resolved: Resolved) -> Plan:
             f"--context {context} is more than the {target.context} tokens that {config.model} was made for. "
             f"Take at most {target.context}."
         )
-    drafter, draft_tokens = _drafter(resolved, target)
+    drafter, draft_tokens = _drafter(resolved, target, note)
     gpu = has_gpu_build()
     argv = _argv(resolved, target, drafter, draft_tokens, context, gpu=gpu)
     return Plan(
@@ -106,7 +109,7 @@ def make_plan(resolved: Resolved) -> Plan:
     )
 
 
-def _drafter(resolved: Resolved, target: Checkpoint) -> tuple[Checkpoint | None, int]:
+def _drafter(resolved: Resolved, target: Checkpoint, note: Callable[[str], None]) -> tuple[Checkpoint | None, int]:
     config = resolved.config
     name = config.draft or nano.PAIRS.get(config.model, "none")
     if name == "none":
@@ -115,7 +118,7 @@ def _drafter(resolved: Resolved, target: Checkpoint) -> tuple[Checkpoint | None,
                 f"--draft-tokens needs a drafter, and {config.model} has none of its own. Name it: --draft."
             )
         return None, 0
-    checkpoint = open_checkpoint(name, locate(name))
+    checkpoint = open_checkpoint(name, locate(name, note))
     drafter = Drafter.parse(name, checkpoint.config)
     default = drafter.max_draft_tokens if has_gpu_build() else min(DEFAULT_DRAFT_TOKENS, drafter.max_draft_tokens)
     draft_tokens = config.draft_tokens or default
