@@ -169,11 +169,12 @@ def test_a_stop_before_ready(plan: Callable[..., Plan], port: int, fault: str) -
     wanted = Phase.WEIGHTS if fault == "hang in load" else Phase.CANARY
 
     def stop_when_there() -> None:
-        while wanted not in recorder.phases:
+        while wanted not in recorder.phases and time.monotonic() < deadline:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    waiter = threading.Thread(target=stop_when_there)
+    deadline = time.monotonic() + 30
+    waiter = threading.Thread(target=stop_when_there, daemon=True)
     waiter.start()
     with nothing_left_behind(port):
         supervisor.serve(plan(fault), recorder)

@@ -7,13 +7,13 @@ from thor_spec.errors import ConfigError
 from thor_spec.nano import checkpoints as nano
 
 
-def locate(name: str, note: Callable[[str], None]) -> Path:
+def locate(name: str, note: Callable[[str], None] | None = None) -> Path:
     """Return the folder of ``name``: a path, a bundled tiny model (made on first use), or a cached repository.
 
     Raises: ConfigError, when nothing local answers to the name.
     """
     if name in nano.NAMES:
-        if not nano.is_made(name):
+        if note and not nano.is_made(name):
             note(f"Making the bundled model {name}, once; this takes about half a minute.")
         return nano.ensure(name)
     path = Path(name).expanduser()

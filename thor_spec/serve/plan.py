@@ -71,7 +71,7 @@ class Plan:
         return f"{variables} {shlex.join(self.argv)}"
 
 
-def make_plan(resolved: Resolved, *, note: Callable[[str], None] = lambda text: None) -> Plan:
+def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None) -> Plan:
     """Decide a start. Nothing is started, locked or loaded; a bundled model is made the first time it is named.
 
     Args:
