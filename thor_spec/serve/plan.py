@@ -109,7 +109,9 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None) 
     )
 
 
-def _drafter(resolved: Resolved, target: Checkpoint, note: Callable[[str], None]) -> tuple[Checkpoint | None, int]:
+def _drafter(
+    resolved: Resolved, target: Checkpoint, note: Callable[[str], None] | None
+) -> tuple[Checkpoint | None, int]:
     config = resolved.config
     name = config.draft or nano.PAIRS.get(config.model, "none")
     if name == "none":
