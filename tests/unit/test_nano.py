@@ -265,7 +265,10 @@ def small_inputs() -> tuple[Tensor, Tensor]:
     return torch.randn(1, 8, 32), torch.randn(1, 8, 64)
 
 
-@pytest.mark.parametrize(("position", "sees"), [(2, (True, True)), (3, (False, True)), (5, (False, True)), (6, (False, False))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("position", "sees"),
+    [(2, (True, True)), (3, (False, True)), (5, (False, True)), (6, (False, False)), (7, (False, False))],
+)
 def test_a_block_sees_features_strictly_before_its_anchor(position: int, sees: tuple[bool, bool]) -> None:
     embedded, features = small_inputs()
     before = run_small(embedded, features)
@@ -331,5 +334,5 @@ def test_drafts_are_accepted_in_part(pair: tuple[Path, Path], block: int) -> Non
         drafts = fit.draft_logits(model, candidate, ids, features, anchors, block).argmax(dim=-1)
         return float((drafts == wanted).int().cumprod(dim=-1).sum(dim=-1).float().mean())
 
-    assert accepted(drafter.Drafter(module.shape)) < 0.1
-    assert 0.5 < accepted(module) < 0.8 * (block - 1)
+    untrained, trained = accepted(drafter.Drafter(module.shape)), accepted(module)
+    assert untrained < 0.4 < 0.8 < trained < 0.8 * (block - 1), (untrained, trained)

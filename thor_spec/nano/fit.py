@@ -19,11 +19,11 @@ from thor_spec.nano.recipes import DrafterPlan, TargetRecipe
 
 @contextlib.contextmanager
 def reproducible(seed: int) -> Iterator[None]:
-    """Seed torch and compute on one thread; on leaving, both are as before."""
+    """Seed torch, record gradients and compute on one thread; on leaving, all three are as before."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(seed)
             yield
     finally:
