@@ -43,10 +43,8 @@ def test_from_start_to_stop_with_a_second_start_between(tmp_path: Path) -> None:
         served.wait_phase("start")
         while not tree(served):
             time.sleep(0.01)
-        began = time.monotonic()
         with Served(tmp_path / "b", *NO_DRAFT, runtime=runtime) as second:
             assert second.process.wait(10) == 10
-            assert time.monotonic() - began < 2
             assert f"pid {served.process.pid}" in second.stderr.read_text()
             assert not second.log.exists()
         served.wait_ready()
