@@ -85,6 +85,9 @@ class _Run:
 
     def to_ready(self) -> "Outcome | None":
         """Watch the start and run the canary; None when a stop was asked for meanwhile."""
+        # Imported while the engine loads, not when it is up: the HTTP client and the parser take a third of a second.
+        from thor_spec.serve import canary  # noqa: F401
+
         while not self._healthy():
             if self._stop.any:
                 return None
