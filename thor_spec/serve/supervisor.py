@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from thor_spec.serve.canary import Outcome
 
 POLL_S = 0.1
+SERVING_POLL_S = 0.5  # the engine needs the cores now
 HEALTH_TIMEOUT_S = 2.0
 GRACE_S = 20.0  # a stop must be through within 30 s
 
@@ -104,7 +105,7 @@ class _Run:
         self._enter(Phase.READY)
         while not self._stop.any:
             self._require_alive(EngineDeadError, "while it was serving")
-            self._job.wait(POLL_S)
+            self._job.wait(SERVING_POLL_S)
 
     def ready(self, outcome: "Outcome", seconds: float, log_file: Path) -> Ready:
         """Return what READY reports."""
