@@ -1,0 +1,73 @@
+"""Launch geometry by a small table: tuning at start-up would cost minutes, and these choices are few.
+
+What is traded: a state is V rows that do not depend on each other, so rows may be split over programs until the device
+is full; each split computes gates, norms and (closed form) the solve again.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from thor_spec.errors import ConfigError
+
+ASSUMED_PROCESSORS = 132  # where no device says otherwise: the interpreter, and compiling ahead of time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """Geometry of one launch."""
+
+    block_v: int
+    """Rows of the state per program."""
+    warps: int
+    walkers: int = 1
+    """Programs that share the leaves of one tree (replay)."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("block_v", self.block_v), ("warps", self.warps), ("walkers", self.walkers)):
+            if value < 1 or value & (value - 1):
+                raise ConfigError(f"tiles.{name}={value} must be a power of two: Triton's ranges are.")
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Return the number of streaming multiprocessors."""
+    if device.type != "cuda":
+        return ASSUMED_PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def replay_tiles(*, heads: int, value_dim: int, tree: bool, deferred: bool, sms: int) -> Tiles:
+    """Return the geometry of the sequential variant.
+
+    Four warps always: the L2 norm is a sum over all of them, and its order is part of bit-identity.
+
+    Args:
+        heads: states to advance, requests times value heads.
+    """
+    block_v = _fill(heads, value_dim, largest=32, smallest=8, programs=2 * sms)
+    programs = heads * -(-value_dim // block_v)
+    walkers = 1
+    while tree and not deferred and walkers < 8 and programs * walkers < 2 * sms:
+        walkers *= 2
+    return Tiles(block_v=block_v, warps=4, walkers=walkers)
+
+
+def wy_tiles(*, heads: int, value_dim: int, sms: int) -> Tiles:
+    """Return the geometry of the closed form."""
+    block_v = _fill(heads, value_dim, largest=64, smallest=16, programs=sms)
+    return Tiles(block_v=block_v, warps=4 if block_v >= 32 else 2)
+
+
+def commit_tiles(*, heads: int, value_dim: int, sms: int) -> Tiles:
+    """Return the geometry of a commit, which waits for memory only."""
+    return Tiles(block_v=_fill(heads, value_dim, largest=32, smallest=16, programs=2 * sms), warps=4)
+
+
+def _fill(heads: int, value_dim: int, *, largest: int, smallest: int, programs: int) -> int:
+    """Return the largest power of two of rows that still makes ``programs`` programs, within the limits."""
+    block_v = largest
+    while block_v > smallest and (heads * -(-value_dim // block_v) < programs or block_v // 2 >= value_dim):
+        block_v //= 2
+    return block_v
