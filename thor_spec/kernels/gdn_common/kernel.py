@@ -74,34 +74,60 @@ def fold_rows(h, first, count, path, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, 
 
 
 @triton.jit
-def dot_exact(x, y, acc, PARTS: tl.constexpr, WIDEN: tl.constexpr):
-    """Return ``acc + x @ y`` to float32 precision, for float32 ``x``.
+def _dot(x, y, acc, WIDEN: tl.constexpr):
+    """Return ``acc + x @ y`` for bfloat16 operands. The interpreter cannot multiply those (WIDEN); widening is exact."""
+    if WIDEN:
+        z = tl.dot(x.to(tl.float32), y.to(tl.float32), acc=acc, input_precision="ieee")
+    else:
+        z = tl.dot(x, y, acc=acc)
+    return z
 
-    A bfloat16 ``y`` is multiplied by ``x`` in three bfloat16 parts, 24 bits together: products are exact, and cost half
-    of tf32x3. One part is enough where ``x`` was rounded to bfloat16 before. The interpreter cannot multiply bfloat16
-    (WIDEN); widening is exact.
+
+@triton.jit
+def _split(x):
+    """Return three bfloat16 parts, 24 bits together: as much as a float32 holds."""
+    high = x.to(tl.bfloat16)
+    rest = x - high.to(tl.float32)
+    middle = rest.to(tl.bfloat16)
+    return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def dot_exact(x, y, acc, PARTS: tl.constexpr, WIDEN: tl.constexpr):
+    """Return ``acc + x @ y`` to float32 precision, for float32 ``x``; small terms first.
+
+    For a bfloat16 ``y`` the products of the three parts are exact, and cost half of tf32x3. One part is enough where
+    ``x`` was rounded to bfloat16 before (PARTS). For a wider ``y`` six products leave out what is below 2^-24.
     """
     if y.dtype == tl.bfloat16:
-        high = x.to(tl.bfloat16)
-        rest = x - high.to(tl.float32)
-        if WIDEN:
-            y = y.to(tl.float32)
-        if PARTS == 3:
-            middle = rest.to(tl.bfloat16)
-            low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-            if WIDEN:  # small terms first
-                acc = tl.dot(low.to(tl.float32), y, acc=acc, input_precision="ieee")
-                acc = tl.dot(middle.to(tl.float32), y, acc=acc, input_precision="ieee")
-            else:
-                acc = tl.dot(low, y, acc=acc)
-                acc = tl.dot(middle, y, acc=acc)
-        if WIDEN:
-            acc = tl.dot(high.to(tl.float32), y, acc=acc, input_precision="ieee")
+        if PARTS == 1:
+            acc = _dot(x.to(tl.bfloat16), y, acc, WIDEN)
         else:
-            acc = tl.dot(high, y, acc=acc)
+            high, middle, low = _split(x)
+            acc = _dot(low, y, acc, WIDEN)
+            acc = _dot(middle, y, acc, WIDEN)
+            acc = _dot(high, y, acc, WIDEN)
     else:
-        acc = tl.dot(x, y.to(tl.float32), acc=acc, input_precision="tf32x3")
+        high, middle, low = _split(x)
+        y_high, y_middle, y_low = _split(y.to(tl.float32))
+        acc = _dot(low, y_high, acc, WIDEN)
+        acc = _dot(middle, y_middle, acc, WIDEN)
+        acc = _dot(high, y_low, acc, WIDEN)
+        acc = _dot(middle, y_high, acc, WIDEN)
+        acc = _dot(high, y_middle, acc, WIDEN)
+        acc = _dot(high, y_high, acc, WIDEN)
     return acc
+
+
+@triton.jit
+def dot_of_inputs(x, y, WIDEN: tl.constexpr):
+    """Return ``x @ y^T`` for keys or queries [16, BK] as they came; exact products for bfloat16 ones."""
+    nothing = tl.zeros([x.shape[0], y.shape[0]], dtype=tl.float32)
+    if x.dtype == tl.bfloat16:
+        z = _dot(x, tl.trans(y), nothing, WIDEN)
+    else:
+        z = dot_exact(x.to(tl.float32), tl.trans(y), nothing, 3, WIDEN)
+    return z
 
 
 @triton.jit

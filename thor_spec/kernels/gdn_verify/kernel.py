@@ -92,7 +92,7 @@ def gdn_verify(
         exact_in_one = state.dtype == torch.bfloat16 and not deferred
         wy[(triton.cdiv(value_dim, tiles.block_v), value_heads, requests)](
             **common, BK=max(16, triton.next_power_of_2(key_dim)), BV=max(16, tiles.block_v),
-            BT=max(16, triton.next_power_of_2(width)), PARTS=1 if exact_in_one else 3,
+            BW=16 if width <= 16 else MAX_NODES, PARTS=1 if exact_in_one else 3,
             WIDEN=env.triton_interprets(), num_warps=tiles.warps, num_stages=1,
         )  # fmt: skip
     return out

@@ -1,10 +1,14 @@
-"""Verification in closed form: products over all nodes at once and one unit triangular solve.
+"""Verification in closed form: products over sixteen nodes at once and a unit triangular solve.
 
 With ``D[t, i] = exp(sum of log decays after i up to t)`` for ancestors i of t (t included), 0 elsewhere:
 
     A[t, i] = beta_t D[t, i] (k_t . k_i)          i strictly above t
     (I + A) U = beta (V - exp(gamma) (S0 k))       gamma_t: sum of log decays from the root to t
     O = exp(gamma) (S0 q) + (D * (q . k)) U
+
+Nodes are taken sixteen at a time; the contribution of earlier ones is subtracted before the solve, read back from the
+record that this program wrote. So work follows a request's own count, one compiled kernel serves 17 to 64 nodes, and
+nothing spills.
 
 Everything is held transposed, [BV, nodes]: the state [BV, BK] is then the left operand as it lies in memory. Keys and
 queries are multiplied as they came and normalized afterwards, so that bfloat16 ones are exact operands.
@@ -13,43 +17,77 @@ queries are multiplied as they came and normalized afterwards, so that bfloat16 
 import triton
 import triton.language as tl
 
-from thor_spec.kernels.gdn_common.kernel import dot_exact, fold_rows_by_product, log_decay
+from thor_spec.kernels.gdn_common.kernel import dot_exact, dot_of_inputs, fold_rows_by_product, log_decay
 
 
 @triton.jit
-def _small_dot(x, y, WIDEN: tl.constexpr):
-    """Return ``x @ y^T``, nodes by nodes, for keys or queries as they came."""
-    if x.dtype == tl.bfloat16:
-        if WIDEN:
-            z = tl.dot(x.to(tl.float32), tl.trans(y.to(tl.float32)), input_precision="ieee")
-        else:
-            z = tl.dot(x, tl.trans(y))
-    else:
-        z = tl.dot(x.to(tl.float32), tl.trans(y.to(tl.float32)), input_precision="tf32x3")
-    return z
+def _inverse(A):
+    """Return the inverse of I + A for strictly lower A [16, 16].
 
-
-@triton.jit
-def _inverse_of_diagonal_blocks(A, BT: tl.constexpr):
-    """Return the inverses of the 16 x 16 diagonal blocks of I + A, for strictly lower A, in their places.
-
-    Forward substitution in float32, all blocks side by side. Squaring instead would need four products only, but powers
-    of A grow like binomials where keys repeat.
+    Forward substitution in float32. Squaring instead would need four products only, but powers of A grow like binomials
+    where keys repeat.
     """
-    BLOCKS: tl.constexpr = BT // 16
-    o_t = tl.arange(0, BT)
-    own = (o_t // 16)[:, None, None] == tl.arange(0, BLOCKS)[None, :, None]
-    L = tl.sum(tl.where(own, tl.reshape(A, [BT, BLOCKS, 16]), 0.0), axis=1)
-    L = tl.reshape(L, [BLOCKS, 16, 16])
     o_i = tl.arange(0, 16)
-    row, column = o_i[None, :, None], o_i[None, None, :]
-    T = tl.where(row == column, 1.0, 0.0) + tl.zeros([BLOCKS, 16, 16], dtype=tl.float32)
+    row, column = o_i[:, None], o_i[None, :]
+    T = tl.where(row == column, 1.0, 0.0)
     for i in range(15):
-        below = tl.sum(tl.where(column == i, L, 0.0), axis=2)
-        done = tl.sum(tl.where(row == i, T, 0.0), axis=1)
-        T -= below[:, :, None] * done[:, None, :]
-    spread = tl.where(own, tl.reshape(T, [BT, 16])[:, None, :], 0.0)
-    return tl.reshape(spread, [BT, BT])
+        below = tl.sum(tl.where(column == i, A, 0.0), axis=1)
+        done = tl.sum(tl.where(row == i, T, 0.0), axis=0)
+        T -= below[:, None] * done[None, :]
+    return T
+
+
+@triton.jit
+def _path_masks(masks, t, count, CHAIN: tl.constexpr):
+    """Return the ancestor masks of nodes ``t``; 0 for those that are not there."""
+    if CHAIN:
+        mask = tl.where(t < count, (tl.full(t.shape, 2, tl.int64) << t.to(tl.int64)) - 1, 0)
+    else:
+        mask = tl.load(masks + t, mask=t < count, other=0)
+    return mask
+
+
+@triton.jit
+def _path_sums(mask, all_t, g):
+    """Return the sum of log decays from the root to each node, as multiples of 1/64 and the rest.
+
+    The difference of two such sums is what enters, and in one float32 it would lose the digits of short paths below long
+    ones. 64ths of a nat add and subtract exactly (up to 2^18 nats; e^-1024 is 0 in any case); the rest stays below half
+    a nat.
+    """
+    g = tl.maximum(g, -1024.0)
+    coarse = tl.floor(g * 64.0 + 0.5) * 0.015625
+    on_path = ((mask[:, None] >> all_t[None, :].to(tl.int64)) & 1) != 0
+    return (
+        tl.sum(tl.where(on_path, coarse[None, :], 0.0), axis=1),
+        tl.sum(tl.where(on_path, (g - coarse)[None, :], 0.0), axis=1),
+    )
+
+
+@triton.jit
+def _decay_between(mask, i, coarse, fine, coarse_i, fine_i):
+    """Return D[t, i]; masked before the exponential, which would overflow across branches."""
+    on_path = ((mask[:, None] >> i[None, :].to(tl.int64)) & 1) != 0
+    exponent = (coarse[:, None] - coarse_i[None, :]) + (fine[:, None] - fine_i[None, :])
+    return tl.exp(tl.where(on_path, exponent, float("-inf")))
+
+
+@triton.jit
+def _rows(x, token, STRIDE: tl.constexpr, i_h, o_k, there, K: tl.constexpr):
+    return tl.load(
+        x + token[:, None] * STRIDE + i_h * K + o_k[None, :], mask=there[:, None] & (o_k < K)[None, :], other=0.0
+    )
+
+
+@triton.jit
+def _norm(x, there, L2_NORM: tl.constexpr):
+    """Return the factor that normalizes each row."""
+    if L2_NORM:
+        wide = x.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide, axis=1) + 1e-6)
+    else:
+        scale = tl.where(there, 1.0, 0.0)
+    return scale
 
 
 @triton.jit
@@ -57,8 +95,8 @@ def wy(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, masks
        rec_k, rec_scale, rec_u, rec_g, pending, flush, record_indices, scale,
        Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, STATE_STRIDE: tl.constexpr,
        H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-       WIDTH: tl.constexpr, BT: tl.constexpr, ROWS: tl.constexpr, CHAIN: tl.constexpr, DEFERRED: tl.constexpr,
-       DELTA: tl.constexpr, HAS_BETA: tl.constexpr, L2_NORM: tl.constexpr,
+       WIDTH: tl.constexpr, BW: tl.constexpr, ROWS: tl.constexpr,
+       CHAIN: tl.constexpr, DEFERRED: tl.constexpr, DELTA: tl.constexpr, HAS_BETA: tl.constexpr, L2_NORM: tl.constexpr,
        PARTS: tl.constexpr, WIDEN: tl.constexpr):  # fmt: skip
     i_v, i_hv, i_r = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     i_h = i_hv // (HV // H)
@@ -71,18 +109,16 @@ def wy(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, masks
         return
     rec = tl.load(record_indices + i_r).to(tl.int64)
     first = rec * ROWS
-    o_k, o_t = tl.arange(0, BK), tl.arange(0, BT)
+    BT: tl.constexpr = 16
+    o_k, o_t, all_t = tl.arange(0, BK), tl.arange(0, BT), tl.arange(0, BW)
     o_v = i_v * BV + tl.arange(0, BV)
-    in_k, in_v, in_t = o_k < K, o_v < V, o_t < count
-    token = bos + o_t
+    in_k, in_v = o_k < K, o_v < V
+    if not CHAIN:
+        masks += i_r * WIDTH
 
     p_h = state + slot * STATE_STRIDE + i_hv * V * K + o_v[:, None] * K + o_k[None, :]
     inside = in_v[:, None] & in_k[None, :]
     h = tl.load(p_h, mask=inside, other=0).to(tl.float32)
-    nodes = in_t[:, None] & in_k[None, :]
-    b_k = tl.load(k + token[:, None] * K_STRIDE + i_h * K + o_k[None, :], mask=nodes, other=0.0)
-    b_q = tl.load(q + token[:, None] * Q_STRIDE + i_h * K + o_k[None, :], mask=nodes, other=0.0)
-
     if DEFERRED:
         kept = tl.load(pending + rec)
         h = fold_rows_by_product(h, first, kept, pending, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
@@ -93,63 +129,66 @@ def wy(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, masks
             h = rounded.to(tl.float32)  # a state of less than float32 is what the next token would read
         first += kept
 
-    x = tl.load(a + token * HV + i_hv, mask=in_t, other=0.0).to(tl.float32) + tl.load(dt_bias + i_hv).to(tl.float32)
-    g = tl.where(in_t, log_decay(x, tl.load(A_log + i_hv).to(tl.float32)), 0.0)
-    beta = tl.where(in_t, 1.0, 0.0)
-    if HAS_BETA:
-        beta = tl.where(in_t, tl.sigmoid(tl.load(b + token * HV + i_hv, mask=in_t, other=0.0).to(tl.float32)), 0.0)
-    k_scale = tl.where(in_t, 1.0, 0.0)
-    q_scale = k_scale * scale
-    if L2_NORM:
-        wide_k, wide_q = b_k.to(tl.float32), b_q.to(tl.float32)
-        k_scale = tl.rsqrt(tl.sum(wide_k * wide_k, axis=1) + 1e-6)
-        q_scale = tl.rsqrt(tl.sum(wide_q * wide_q, axis=1) + 1e-6) * scale
+    A_head, bias = tl.load(A_log + i_hv).to(tl.float32), tl.load(dt_bias + i_hv).to(tl.float32)
+    p_a = a + bos * HV + i_hv
+    all_g = log_decay(tl.load(p_a + all_t * HV, mask=all_t < count, other=0.0).to(tl.float32) + bias, A_head)
 
-    if CHAIN:
-        above = (o_t[:, None] >= o_t[None, :]) & in_t[:, None]
-    else:
-        mask = tl.load(masks + i_r * WIDTH + o_t, mask=in_t, other=0)
-        above = ((mask[:, None] >> o_t[None, :].to(tl.int64)) & 1) != 0
-    strictly = above & (o_t[:, None] != o_t[None, :])
-    # gamma_t - gamma_i would lose the digits of short paths below long ones. A decay in 64ths of a nat sums and
-    # subtracts exactly (up to 2^18 nats; e^-1024 is 0 in any case); the rest stays below half a nat.
-    coarse = tl.floor(tl.maximum(g, -1024.0) * 64.0 + 0.5) * 0.015625
-    fine = tl.maximum(g, -1024.0) - coarse
-    coarse = tl.sum(tl.where(above, coarse[None, :], 0.0), axis=1)
-    fine = tl.sum(tl.where(above, fine[None, :], 0.0), axis=1)
-    between = (coarse[:, None] - coarse[None, :]) + (fine[:, None] - fine[None, :])
-    D = tl.exp(tl.where(above, between, float("-inf"))) * k_scale[None, :]  # across branches exp would overflow
-    fade = tl.exp(coarse + fine)
+    for start in range(0, count, BT):
+        t = start + o_t
+        there = t < count
+        token, row = bos + t, first + t
+        out_t = in_v[:, None] & there[None, :]
+        b_k = _rows(k, token, K_STRIDE, i_h, o_k, there, K)
+        b_q = _rows(q, token, Q_STRIDE, i_h, o_k, there, K)
+        k_scale = _norm(b_k, there, L2_NORM)
+        q_scale = _norm(b_q, there, L2_NORM) * scale
+        if (i_v == 0) & (i_hv % (HV // H) == 0):
+            tl.store(rec_k + (row[:, None] * H + i_h) * K + o_k[None, :], b_k, mask=there[:, None] & in_k[None, :])
+            tl.store(rec_scale + row * H + i_h, k_scale, mask=there)
+        # What is wide comes first and dies early.
+        nothing = tl.zeros([BV, BT], dtype=tl.float32)
+        o = dot_exact(h, tl.trans(b_q), nothing, PARTS, WIDEN)
+        if DELTA:
+            recalled = dot_exact(h, tl.trans(b_k), nothing, PARTS, WIDEN)
+            A = dot_of_inputs(b_k, b_k, WIDEN)
+        seen = dot_of_inputs(b_q, b_k, WIDEN)
 
-    p_v = v + token[None, :] * V_STRIDE + i_hv * V + o_v[:, None]
-    u = tl.load(p_v, mask=in_v[:, None] & in_t[None, :], other=0.0).to(tl.float32)
-    nothing = tl.zeros([BV, BT], dtype=tl.float32)
-    if DELTA:
-        A = tl.where(strictly, _small_dot(b_k, b_k, WIDEN) * D * (beta * k_scale)[:, None], 0.0)
-        recalled = dot_exact(h, tl.trans(b_k), nothing, PARTS, WIDEN)
-        u = (u - recalled * (fade * k_scale)[None, :]) * beta[None, :]
-        T = _inverse_of_diagonal_blocks(A, BT)
-        u = tl.dot(u, tl.trans(T), input_precision="tf32x3")
-        if BT > 16:  # I + A = T^-1 (I + N) with N nilpotent on blocks: exact after BT / 16 - 1 rounds
-            same = (o_t // 16)[:, None] == (o_t // 16)[None, :]
-            N = tl.trans(tl.dot(T, tl.where(same, 0.0, A), input_precision="tf32x3"))
-            solved = u
-            for _ in tl.static_range(BT // 16 - 1):
-                solved = u - tl.dot(solved, N, input_precision="tf32x3")
-            u = solved
-    else:
+        g = log_decay(tl.load(p_a + t * HV, mask=there, other=0.0).to(tl.float32) + bias, A_head)
+        if i_v == 0:
+            tl.store(rec_g + row * HV + i_hv, g, mask=there)
+        beta = tl.where(there, 1.0, 0.0)
+        if HAS_BETA:
+            beta = tl.sigmoid(tl.load(b + token * HV + i_hv, mask=there, other=0.0).to(tl.float32))
+        mask = _path_masks(masks, t, count, CHAIN)
+        coarse, fine = _path_sums(mask, all_t, all_g)
+        D = _decay_between(mask, t, coarse, fine, coarse, fine) * k_scale[None, :]
+        fade = tl.exp(coarse + fine)
+        seen = seen * D * q_scale[:, None]
+        o = o * (fade * q_scale)[None, :]
+        p_v = v + token[None, :] * V_STRIDE + i_hv * V + o_v[:, None]
+        u = tl.load(p_v, mask=out_t, other=0.0).to(tl.float32)
+        if DELTA:
+            A = tl.where(o_t[:, None] == o_t[None, :], 0.0, A * D * (beta * k_scale)[:, None])
+            u = u - recalled * (fade * k_scale)[None, :]
         u = u * beta[None, :]
 
-    row = first + o_t
-    tl.store(rec_u + (row[None, :] * HV + i_hv) * V + o_v[:, None], u, mask=in_v[:, None] & in_t[None, :])
-    if i_v == 0:
-        tl.store(rec_g + row * HV + i_hv, g, mask=in_t)
-        if i_hv % (HV // H) == 0:
-            tl.store(rec_k + (row[:, None] * H + i_h) * K + o_k[None, :], b_k, mask=nodes)
-            tl.store(rec_scale + row * H + i_h, k_scale, mask=in_t)
+        if BW > BT:
+            for before in range(0, start, BT):  # earlier nodes, whose pseudo-values this program wrote to the record
+                i = before + o_t
+                k_i = _rows(k, bos + i, K_STRIDE, i_h, o_k, i < count, K)
+                coarse_i, fine_i = _path_sums(_path_masks(masks, i, count, CHAIN), all_t, all_g)
+                D_i = _decay_between(mask, i, coarse, fine, coarse_i, fine_i) * _norm(k_i, i < count, L2_NORM)[None, :]
+                p_u = rec_u + ((first + i)[None, :] * HV + i_hv) * V + o_v[:, None]
+                u_i = tl.load(p_u, mask=in_v[:, None], other=0.0)
+                weights = dot_of_inputs(b_q, k_i, WIDEN) * D_i * q_scale[:, None]
+                o = tl.dot(u_i, tl.trans(weights), acc=o, input_precision="tf32x3")
+                if DELTA:
+                    weights = dot_of_inputs(b_k, k_i, WIDEN) * D_i * (beta * k_scale)[:, None]
+                    u = u - tl.dot(u_i, tl.trans(weights), input_precision="tf32x3")
 
-    o = dot_exact(h, tl.trans(b_q), nothing, PARTS, WIDEN) * (fade * q_scale)[None, :]
-    seen = tl.where(above, _small_dot(b_q, b_k, WIDEN) * D * q_scale[:, None], 0.0)
-    o = tl.dot(u, tl.trans(seen), acc=o, input_precision="tf32x3")
-    p_o = out + (token[None, :] * HV + i_hv) * V + o_v[:, None]
-    tl.store(p_o, o.to(out.dtype.element_ty), mask=in_v[:, None] & in_t[None, :])
+        if DELTA:
+            u = tl.dot(u, tl.trans(_inverse(A)), input_precision="tf32x3")
+        tl.store(rec_u + (row[None, :] * HV + i_hv) * V + o_v[:, None], u, mask=out_t)
+        o = tl.dot(u, tl.trans(seen), acc=o, input_precision="tf32x3")
+        tl.store(out + (token[None, :] * HV + i_hv) * V + o_v[:, None], o.to(out.dtype.element_ty), mask=out_t)
+        tl.debug_barrier()  # the next nodes read pseudo-values that other threads of this program wrote
