@@ -1,0 +1,1 @@
+"""Moves the keys and values of an accepted path to the slots of a sequence without branches."""

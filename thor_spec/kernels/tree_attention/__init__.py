@@ -1,0 +1,1 @@
+"""Attention of draft nodes to a paged cache and to their own ancestors."""
