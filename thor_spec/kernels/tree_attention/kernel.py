@@ -77,7 +77,7 @@ def _part(q, keys, values, block_table, seq_lens, masks, cu_nodes, key_scale, va
         offset = (s % SIZE).to(tl.int64)
         p_k = keys + block * K_B + offset * K_S + head * K_H
         p_v = values + block * V_B + offset * V_S + head * V_H
-        k = tl.load(p_k[None, :] + d[:, None], mask=live[None, :] & (d < D)[:, None], other=0).to(rows.dtype)
+        k = tl.load(p_k[None, :] + d[:, None], mask=live[None, :] & (d < D)[:, None], other=0.0).to(rows.dtype)
         if IEEE:
             scores = tl.dot(rows, k, input_precision="ieee")
         else:
@@ -99,7 +99,7 @@ def _part(q, keys, values, block_table, seq_lens, masks, cu_nodes, key_scale, va
         weights = tl.exp2(scores - base[:, None])
         keep = tl.exp2(highest - base)
         total = total * keep + tl.sum(weights, axis=1)
-        v = tl.load(p_v[:, None] + d[None, :], mask=live[:, None] & (d < D)[None, :], other=0).to(rows.dtype)
+        v = tl.load(p_v[:, None] + d[None, :], mask=live[:, None] & (d < D)[None, :], other=0.0).to(rows.dtype)
         if IEEE:
             acc = acc * keep[:, None] + tl.dot(weights, v, input_precision="ieee")
         else:
@@ -111,7 +111,7 @@ def _part(q, keys, values, block_table, seq_lens, masks, cu_nodes, key_scale, va
     inside = own[:, None] & (d < D)[None, :]
     if SPLITS == 1:
         p_out = out + (first + node)[:, None] * OUT_T + head_q[:, None] * OUT_H + d[None, :]
-        tl.store(p_out, rounded(acc / total[:, None], out.dtype.element_ty, INTERPRETED), mask=inside)
+        tl.store(p_out, rounded(acc / tl.where(own, total, 1.0)[:, None], out.dtype.element_ty, INTERPRETED), mask=inside)
     else:
         at_part = ((first + node) * HQ + head_q) * SPLITS + split
         tl.store(part_max + at_part, highest, mask=own)

@@ -1,0 +1,257 @@
+"""Tree attention: against its float64 definition, at every edge of a launch, and with what must fail."""
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.cases import chain, comb, depth_first, full, path_to, random_tree, star
+from tests.kernels.close import assert_close, assert_same_bits
+from tests.kernels.mutants import mutant
+from thor_spec.errors import ConfigError
+from thor_spec.kernels.tree_attention import kernel, reference
+from thor_spec.kernels.tree_attention.tiles import Tiles
+from thor_spec.kernels.tree_paths.reference import tree_paths
+
+BUDGET = {torch.float32: 2e-6, torch.bfloat16: 2**-7}  # weights and outputs are rounded to bfloat16
+WHOLE = Tiles(rows=16, slots=16, splits=1, warps=4)
+SPLIT = Tiles(rows=16, slots=16, splits=4, warps=4)
+BATCHES = {
+    "one node": ([chain(1)], [0]),
+    "chain": ([chain(16)], [37]),
+    "star": ([star(9)], [15]),
+    "full": ([full((3, 3))], [64]),
+    "mixed": ([random_tree(17, 1), chain(1), depth_first(random_tree(11, 2)), comb(13)], [5, 50, 0, 33]),
+    "64": ([random_tree(64, 3)], [21]),
+}
+
+
+def case(trees: list[list[int]], contexts: list[int], device: str = "cpu", *, dtype: torch.dtype = torch.float32,
+         heads: tuple[int, int] = (4, 2), dim: int = 16, size: int = 7, seed: int = 0) -> dict[str, Any]:  # fmt: skip
+    """Arguments of ``tree_attention``: blocks in no order, and NaN in every slot that belongs to nobody."""
+    g = torch.Generator().manual_seed(seed)
+    hq, hkv = heads
+    lengths = [context + len(tree) for tree, context in zip(trees, contexts, strict=True)]
+    widest = max(map(len, trees))
+    needed = [-(-length // size) for length in lengths]
+    blocks = 1 + sum(needed)
+    both = torch.full((blocks, 2, size, hkv, dim), torch.nan)
+    order = iter((1 + torch.randperm(blocks - 1, generator=g)).tolist())
+    table = torch.full((len(trees), max(needed) + 1), 0, dtype=torch.int32)
+    for r, length in enumerate(lengths):
+        for i in range(needed[r]):
+            table[r, i] = next(order)
+            used = min(size, length - i * size)
+            both[table[r, i], :, :used] = torch.randn(2, used, hkv, dim, generator=g)
+    parents = torch.full((len(trees), widest), -1, dtype=torch.int32)
+    for r, tree in enumerate(trees):
+        parents[r, : len(tree)] = torch.tensor(tree, dtype=torch.int32)
+    cu_nodes = torch.tensor([0, *map(len, trees)]).cumsum(0).to(torch.int32)
+    args = {
+        "q": torch.randn(int(cu_nodes[-1]), hq, dim, generator=g).to(dtype),
+        "keys": both[:, 0].to(dtype),
+        "values": both[:, 1].to(dtype),
+        "block_table": table,
+        "seq_lens": torch.tensor(lengths, dtype=torch.int32),
+        "masks": tree_paths(parents, cu_nodes).masks,
+        "cu_nodes": cu_nodes,
+    }
+    return {name: value.to(device) for name, value in args.items()} | {"scale": dim**-0.5}
+
+
+def check(module: ModuleType, args: dict[str, Any], *, tiles: Tiles = WHOLE, **options: Any) -> torch.Tensor:
+    on_cpu = {name: value.cpu() if torch.is_tensor(value) else value for name, value in args.items()}
+    want = torch.full(on_cpu["q"].shape, torch.nan, dtype=torch.float64)
+    reference.tree_attention(**{**on_cpu, "q": on_cpu["q"].double()}, out=want, **options)
+    got = torch.full_like(args["q"], torch.nan)
+    module.tree_attention(**args, tiles=tiles, width=args["masks"].shape[1], out=got, **options)
+    written = ~want.isnan()
+    assert got.cpu()[~written].isnan().all(), "output: a padding row was written"
+    assert_close("output", want[written], got.cpu()[written], BUDGET[got.dtype])
+    return got
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("tiles", [WHOLE, SPLIT], ids=["whole", "split"])
+def test_against_the_definition(name: str, tiles: Tiles, device: str) -> None:
+    check(kernel, case(*BATCHES[name], device), tiles=tiles)
+
+
+@pytest.mark.parametrize(
+    ("heads", "dim", "size"), [((1, 1), 16, 16), ((6, 2), 40, 5), ((8, 1), 64, 3), ((16, 2), 256, 48)], ids=str
+)
+def test_shapes(heads: tuple[int, int], dim: int, size: int, device: str) -> None:
+    check(kernel, case([random_tree(6, 1), star(3)], [29, 2], device, heads=heads, dim=dim, size=size), tiles=SPLIT)
+
+
+@pytest.mark.parametrize("tiles", [WHOLE, SPLIT], ids=["whole", "split"])
+def test_bfloat16(tiles: Tiles, device: str) -> None:
+    check(kernel, case(*BATCHES["mixed"], device, dtype=torch.bfloat16), tiles=tiles)
+
+
+@pytest.mark.parametrize("window", [1, 2, 6, 40, 1000])
+def test_windows_count_positions_not_slots(window: int, device: str) -> None:
+    check(kernel, case(*BATCHES["mixed"], device), tiles=SPLIT, window=window)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 8, 64])
+def test_more_programs_than_slots(splits: int, device: str) -> None:
+    tiles = Tiles(rows=16, slots=16, splits=splits, warps=4)
+    check(kernel, case([chain(2), random_tree(5, 4)], [0, 30], device), tiles=tiles)
+
+
+def test_padding_rows_are_skipped(device: str) -> None:
+    args = case(*BATCHES["mixed"], device)
+    args["seq_lens"][1] = 0
+    for tiles in (WHOLE, SPLIT):
+        check(kernel, args, tiles=tiles)
+
+
+def test_a_chain_is_a_tree_of_one_branch_and_causal(device: str) -> None:
+    args = case([chain(20)], [13], device)
+    at_once = check(kernel, args)
+    for n in (1, 7, 20):  # as a chain of n nodes, the last row is the same: nobody looks ahead
+        part = {**args, "q": args["q"][:n].clone(), "seq_lens": torch.full_like(args["seq_lens"], 13 + n)}
+        part["cu_nodes"] = torch.tensor([0, n], dtype=torch.int32, device=device)
+        alone = kernel.tree_attention(**part, tiles=WHOLE, width=20)
+        assert_close("row", at_once[n - 1].double(), alone[n - 1], BUDGET[torch.float32])
+
+
+def test_each_path_is_a_sequence_of_its_own(device: str) -> None:
+    """A node's row is that of the last token when its path alone is in the cache."""
+    tree, context, size = random_tree(12, 8), 9, 7
+    args = case([tree], [context], device, size=size)
+    at_once = check(kernel, args)
+    table = args["block_table"][0].long()
+
+    def slot(i: int) -> tuple[int, int]:
+        return int(table[i // size]), i % size
+
+    for leaf in range(12):
+        path = path_to(tree, leaf)
+        keys, values = args["keys"].clone(), args["values"].clone()
+        for depth, node in enumerate(path):
+            keys[slot(context + depth)] = args["keys"][slot(context + node)]
+            values[slot(context + depth)] = args["values"][slot(context + node)]
+        n = len(path)
+        alone = kernel.tree_attention(
+            **{
+                **args, "q": args["q"][path], "keys": keys, "values": values,
+                "masks": torch.tensor([[(2 << t) - 1 for t in range(n)]], device=device),
+                "seq_lens": torch.full_like(args["seq_lens"], context + n),
+                "cu_nodes": torch.tensor([0, n], dtype=torch.int32, device=device),
+            },
+            tiles=WHOLE, width=n,
+        )  # fmt: skip
+        assert_close(f"node {leaf}", alone[-1].double(), at_once[leaf], BUDGET[torch.float32])
+
+
+def test_eight_bit_caches_are_scaled(device: str) -> None:
+    args = case(*BATCHES["mixed"], device)
+    scales = {"key_scale": torch.tensor([0.5], device=device), "value_scale": torch.tensor([4.0], device=device)}
+    for name, scale in zip(("keys", "values"), scales.values(), strict=True):
+        args[name] = (args[name] / scale.item()).to(torch.float8_e4m3fn)
+    got = torch.full_like(args["q"], torch.nan)
+    kernel.tree_attention(**args, **scales, tiles=SPLIT, width=17, out=got)
+    plain = {
+        name: args[name].float() * scale.item()
+        for name, scale in zip(("keys", "values"), scales.values(), strict=True)
+    }
+    want = check(kernel, {**args, **plain}, tiles=SPLIT)
+    assert_close("output", want.double(), got, 1e-5)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_batches(seed: int, device: str) -> None:
+    g = torch.Generator().manual_seed(seed)
+    sizes, contexts = torch.randint(1, 30, (3,), generator=g).tolist(), torch.randint(0, 60, (3,), generator=g).tolist()
+    trees = [random_tree(n, seed + n) for n in sizes]
+    tiles = Tiles(rows=16, slots=(16, 32)[seed % 2], splits=(1, 2, 4)[seed % 3], warps=4)
+    check(kernel, case(trees, contexts, device, seed=seed), tiles=tiles, window=(None, 9)[seed % 2])
+
+
+def test_parts_may_be_kept_and_hold_old_numbers(device: str) -> None:
+    args = case(*BATCHES["mixed"], device)
+    parts = kernel.Parts.allocate(100, 4, 16, 4, device)
+    parts.acc.fill_(torch.nan)
+    parts.total.fill_(7.0)
+    parts.highest.fill_(100.0)
+    want = check(kernel, args, tiles=SPLIT)
+    assert_same_bits("output", want, kernel.tree_attention(**args, tiles=SPLIT, width=17, parts=parts))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    args = case(*BATCHES["mixed"])
+    for wrong in (
+        {"width": 65},
+        {"width": 18},
+        {"q": args["q"][:, :3]},
+        {"q": args["q"].transpose(1, 2).contiguous().transpose(1, 2)},
+        {"key_scale": torch.ones(1)},
+        {"parts": kernel.Parts.allocate(1, 4, 16, 4, "cpu")},
+    ):
+        with pytest.raises(ConfigError, match="tree_attention"):
+            kernel.tree_attention(**{**args, "tiles": SPLIT, "width": 17, **wrong})
+
+
+@pytest.mark.parametrize("sms", [20, 132])
+@pytest.mark.parametrize("width", [1, 16, 64])
+@pytest.mark.parametrize("requests", [1, 8, 256])
+def test_tiles_are_powers_of_two_and_fill_the_device(sms: int, width: int, requests: int) -> None:
+    tiles = Tiles.choose(width=width, group=8, requests=requests, kv_heads=2, max_slots=32768, sms=sms)
+    for number in (tiles.rows, tiles.slots, tiles.splits):
+        assert number & (number - 1) == 0
+    assert tiles.rows >= 16
+    programs = -(-width * 8 // tiles.rows) * requests * 2 * tiles.splits
+    assert programs >= 2 * sms or tiles.splits == 64
+    assert requests < 256 or tiles.splits <= 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("((drafted < 0)[None, :] | seen)", "((drafted < 0)[None, :] | (drafted >= 0)[None, :])"),  # no tree mask
+        ("((drafted < 0)[None, :] | seen)", "((drafted < 0)[None, :] | (drafted[None, :] <= node[:, None]))"),  # causal
+        ("context + _depth(of_key)", "s"),  # a node's slot taken for its position
+        ("position[:, None] - window", "position[:, None] - window - 1"),
+        ("begin = tl.maximum(0, context + 1 - window)", "begin = tl.maximum(0, context + 17 - window)"),
+        ("total * keep + tl.sum", "total + tl.sum"),
+        ("acc = acc * keep[:, None] + tl.dot(weights, v", "acc = acc + tl.dot(weights, v"),
+        ("parts * weight[:, None]", "parts"),
+        ("head_q = head * group + row % group", "head_q = head + (row % group) * HKV"),
+        ("block_table + i_r * TABLE", "block_table"),
+        ("has_some = weight > 0", "has_some = weight >= 0"),
+        ("(length <= 0) |", "(length < 0) |"),
+        ("(s % SIZE)", "(s % (SIZE - 1))"),
+        ("n = n + (n >> 8)", "n = n"),
+    ],
+)  # fmt: skip
+def test_mutants_fail(old: str, new: str, device: str, tmp_path: Path) -> None:
+    trees = [random_tree(17, 1), chain(9), chain(1), depth_first(random_tree(11, 2))]
+    args = case(trees, [20, 9, 30, 0], device, dim=16)
+    args["seq_lens"][1] = 0
+    with pytest.raises(AssertionError, match="output"):
+        compare(mutant(kernel, old, new, tmp_path), args)
+
+
+def test_a_slot_behind_the_last_of_64_nodes_is_not_seen(device: str, tmp_path: Path) -> None:
+    module = mutant(kernel, " & live[None, :] & own", " & own", tmp_path)
+    with pytest.raises(AssertionError, match="output"):
+        compare(module, case([chain(64)], [3], device, heads=(1, 1), dim=16))
+
+
+def compare(module: ModuleType, args: dict[str, Any]) -> None:
+    tokens, heads, dim = args["q"].shape
+    for tiles in (WHOLE, SPLIT):
+        for window in (None, 3):
+            outs = []
+            for each in (kernel, module):
+                parts = kernel.Parts.allocate(tokens, heads, dim, tiles.splits, args["q"].device)
+                parts.acc.fill_(torch.nan)
+                outs.append(torch.full_like(args["q"], torch.nan))
+                each.tree_attention(
+                    **args, tiles=tiles, width=args["masks"].shape[1], out=outs[-1], window=window, parts=parts
+                )
+            assert_same_bits("output", *outs)
