@@ -8,6 +8,7 @@ what is compiled is what they would launch. ptxas is the one that comes with Tri
 """
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -26,10 +27,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from benchmarks import upstream
 from thor_spec.kernels.gdn_commit import kernel as commit
 from thor_spec.kernels.gdn_common.record import Record, rows_needed
 from thor_spec.kernels.gdn_verify import kernel as verify
-from thor_spec.kernels.gdn_verify.tiles import commit_tiles, replay_tiles, wy_tiles
+from thor_spec.kernels.gdn_verify.tiles import Tiles, commit_tiles, replay_tiles, wy_tiles
 from thor_spec.kernels.tree_paths import kernel as tree_paths
 
 PROCESSORS = {90: 132, 110: 20}
@@ -82,6 +84,15 @@ def resources(arch: int, ptx: str) -> dict[str, int]:
     }
 
 
+def sums(ttgir: str, ptx: str) -> dict[str, list[Any]]:
+    """Return what decides the order of a sum: the layouts that are summed over, and runs of fused multiply-adds."""
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg\.\S.*)$", ttgir, re.MULTILINE))
+    summed = re.findall(r"tt\.reduce\"(?:.|\n)*?\}\) : \(tensor<\S+, (#\w+)>\)", ttgir)
+    operations = re.findall(r"^\s*((?:fma\.rn|mul|add|sub|shfl\S*|bar)\.\S*)", ptx, re.MULTILINE)
+    runs = [len(list(run)) for kind, run in itertools.groupby(operations) if kind == "fma.rn.f32"]
+    return {"summed_over": sorted({layouts[name] for name in summed}), "fused_runs": [n for n in runs if n > 3]}
+
+
 def layer(requests: int, nodes: int, *, tree: bool, deferred: bool, state: torch.dtype, inputs: torch.dtype) -> dict[str, Any]:
     """Return the arguments of ``gdn_verify`` at the head dims of Qwen3.5-35B; few slots, since nothing runs."""
     tokens = requests * nodes
@@ -129,7 +140,7 @@ def configurations(arch: int) -> list[tuple[str, Any]]:
                     name = f"replay {kind} {str(state)[6:]} state, BV {tiles.block_v}, walkers {tiles.walkers}"
                     add(name, lambda x=x, tiles=tiles: verify.gdn_verify(**x, variant="replay", tiles=tiles))
                 wide = wy_tiles(heads=heads, value_dim=DIM, sms=sms)
-                for nodes in (16, 32, 64):
+                for nodes in (16, 64):
                     for state, inputs in ((f32, bf16), (bf16, bf16), (f32, f32)):
                         x = layer(1, nodes, tree=tree, deferred=deferred, state=state, inputs=inputs)
                         x.pop("parents")
@@ -150,6 +161,24 @@ def configurations(arch: int) -> list[tuple[str, Any]]:
                         method=method, tiles=tiles,
                     ),  # fmt: skip
                 )
+    snapshot, _ = upstream.load(whole=False)
+    for state in (f32, bf16) if snapshot else ():
+        x = layer(1, 16, tree=False, deferred=False, state=state, inputs=bf16)
+        q, k, v = (x[name].contiguous()[None] for name in "qkv")
+        add(
+            f"vllm {str(state)[6:]} state",
+            lambda x=x, q=q, k=k, v=v: snapshot(
+                A_log=x["A_log"], a=x["a"], b=x["b"], dt_bias=x["dt_bias"], q=q, k=k, v=v, initial_state=x["state"],
+                cu_seqlens=x["cu_nodes"], ssm_state_indices=torch.ones(1, 16, dtype=torch.int32),
+                num_accepted_tokens=torch.ones(1, dtype=torch.int32), use_qk_l2norm_in_kernel=True,
+            ),
+        )  # fmt: skip
+        x = layer(1, 16, tree=False, deferred=False, state=state, inputs=bf16)
+        x.pop("parents")
+        add(
+            f"replay like vllm {str(state)[6:]} state",
+            lambda x=x: verify.gdn_verify(**x, variant="replay", tiles=Tiles(block_v=32, warps=4)),
+        )
     x = layer(1, 64, tree=True, deferred=True, state=f32, inputs=bf16)
     path, accepted = torch.zeros(1, 16, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     add("tree_paths", lambda: tree_paths.tree_paths(x["parents"], x["cu_nodes"]))
@@ -191,6 +220,7 @@ def main() -> None:
             for kernel in compiler.compiled:
                 row = {"arch": f"sm_{arch}a", "configuration": name, "kernel": kernel.metadata.name}
                 row |= {"shared": kernel.metadata.shared, **resources(arch, kernel.asm["ptx"])}
+                row |= sums(kernel.asm["ttgir"], kernel.asm["ptx"]) if "vllm" in name else {}
                 rows.append(row)
                 print(json.dumps(row), file=sys.stderr, flush=True)
                 if options.keep:
