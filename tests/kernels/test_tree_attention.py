@@ -163,7 +163,7 @@ def test_eight_bit_caches_are_scaled(device: str) -> None:
     assert_close("output", want.double(), got, 1e-5)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_batches(seed: int, device: str) -> None:
     g = torch.Generator().manual_seed(seed)
     sizes, contexts = torch.randint(1, 30, (3,), generator=g).tolist(), torch.randint(0, 60, (3,), generator=g).tolist()
@@ -212,16 +212,18 @@ def test_tiles_are_powers_of_two_and_fill_the_device(sms: int, width: int, reque
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("((drafted < 0)[None, :] | seen)", "((drafted < 0)[None, :] | (drafted >= 0)[None, :])"),  # no tree mask
-        ("((drafted < 0)[None, :] | seen)", "((drafted < 0)[None, :] | (drafted[None, :] <= node[:, None]))"),  # causal
+        ("((drafted < 0)[None, :] | (descends != 0))", "(drafted[None, :] < 64)"),  # no tree mask
+        ("BD, BN, True,", "BD, BN, False,"),
+        ("descends = (mask[:, None]", "descends = ((mask | mask >> 1)[:, None]"),  # causal
+        ("context // BN * BN))", "context))"),
         ("context + _depth(of_key)", "s"),  # a node's slot taken for its position
         ("position[:, None] - window", "position[:, None] - window - 1"),
         ("begin = tl.maximum(0, context + 1 - window)", "begin = tl.maximum(0, context + 17 - window)"),
         ("total * keep + tl.sum", "total + tl.sum"),
-        ("acc = acc * keep[:, None] + tl.dot(weights, v", "acc = acc + tl.dot(weights, v"),
+        ("acc = acc * keep[:, None]", "acc = acc"),
         ("parts * weight[:, None]", "parts"),
         ("head_q = head * group + row % group", "head_q = head + (row % group) * HKV"),
-        ("block_table + i_r * TABLE", "block_table"),
+        ("table = block_table + i_r * TABLE", "table = block_table"),
         ("has_some = weight > 0", "has_some = weight >= 0"),
         ("(length <= 0) |", "(length < 0) |"),
         ("(s % SIZE)", "(s % (SIZE - 1))"),
@@ -237,7 +239,7 @@ def test_mutants_fail(old: str, new: str, device: str, tmp_path: Path) -> None:
 
 
 def test_a_slot_behind_the_last_of_64_nodes_is_not_seen(device: str, tmp_path: Path) -> None:
-    module = mutant(kernel, " & live[None, :] & own", " & own", tmp_path)
+    module = mutant(kernel, "live[None, :] & own[:, None]", "(s >= 0)[None, :] & own[:, None]", tmp_path)
     with pytest.raises(AssertionError, match="output"):
         compare(module, case([chain(64)], [3], device, heads=(1, 1), dim=16))
 

@@ -33,13 +33,54 @@ def _depth(mask):
 
 
 @triton.jit
+def _attend(acc, total, highest, rows, start, end, context, mask, own, position, keys, values, table, masks,
+            key_scale, scale_log2, window,
+            K_B: tl.constexpr, K_S: tl.constexpr, V_B: tl.constexpr, V_S: tl.constexpr, SIZE: tl.constexpr,
+            D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, NODES: tl.constexpr, WINDOWED: tl.constexpr,
+            SCALED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Take BN slots into the running softmax; ``NODES``: some may hold drafts, which only their descendants see."""
+    d = tl.arange(0, BD)
+    s = start + tl.arange(0, BN)
+    live = s < end
+    block = tl.load(table + s // SIZE, mask=live, other=0).to(tl.int64)
+    offset = (s % SIZE).to(tl.int64)
+    p_k = keys + block * K_B + offset * K_S
+    k = tl.load(p_k[None, :] + d[:, None], mask=live[None, :] & (d < D)[:, None], other=0.0).to(rows.dtype)
+    scores = tl.dot(rows, k, input_precision=PRECISION) * scale_log2
+    if SCALED:
+        scores *= tl.load(key_scale)
+    seen = live[None, :] & own[:, None]
+    drafted = s - context
+    if NODES:
+        descends = (mask[:, None] >> tl.minimum(tl.maximum(drafted, 0), 63).to(tl.int64)[None, :]) & 1
+        seen = seen & ((drafted < 0)[None, :] | (descends != 0))
+    if WINDOWED:
+        at = s
+        if NODES:
+            of_key = tl.load(masks + drafted, mask=live & (drafted >= 0), other=0)
+            at = tl.where(drafted < 0, s, context + _depth(of_key))
+        seen = seen & (at[None, :] > position[:, None] - window)
+    scores = tl.where(seen, scores, float("-inf"))
+    now = tl.maximum(highest, tl.max(scores, axis=1))
+    base = tl.where(now == float("-inf"), 0.0, now)  # nothing seen yet: no -inf minus -inf
+    weights = tl.exp2(scores - base[:, None])
+    keep = tl.exp2(highest - base)
+    total = total * keep + tl.sum(weights, axis=1)
+    p_v = values + block * V_B + offset * V_S
+    v = tl.load(p_v[:, None] + d[None, :], mask=live[:, None] & (d < D)[None, :], other=0.0).to(rows.dtype)
+    acc = acc * keep[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+    return acc, total, now
+
+
+@triton.jit
 def _part(q, keys, values, block_table, seq_lens, masks, cu_nodes, key_scale, value_scale, out, part, part_max, part_sum,
           scale_log2, window,
           Q_T: tl.constexpr, Q_H: tl.constexpr, OUT_T: tl.constexpr, OUT_H: tl.constexpr, K_B: tl.constexpr,
           K_S: tl.constexpr, K_H: tl.constexpr, V_B: tl.constexpr, V_S: tl.constexpr, V_H: tl.constexpr,
           TABLE: tl.constexpr, MASKS: tl.constexpr, SIZE: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr,
           D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
-          WINDOWED: tl.constexpr, SCALED: tl.constexpr, IEEE: tl.constexpr, INTERPRETED: tl.constexpr):  # fmt: skip
+          WINDOWED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+          INTERPRETED: tl.constexpr):  # fmt: skip
     i_r, head = tl.program_id(1) // HKV, tl.program_id(1) % HKV
     split = tl.program_id(2)
     group: tl.constexpr = HQ // HKV
@@ -54,57 +95,37 @@ def _part(q, keys, values, block_table, seq_lens, masks, cu_nodes, key_scale, va
     head_q = head * group + row % group
     d = tl.arange(0, BD)
     context = length - count
-    mask = tl.load(masks + i_r * MASKS + node, mask=own, other=0)
+    masks += i_r * MASKS
+    mask = tl.load(masks + node, mask=own, other=0)
     p_q = q + (first + node)[:, None] * Q_T + head_q[:, None] * Q_H + d[None, :]
-    rows = tl.load(p_q, mask=own[:, None] & (d < D)[None, :], other=0)
+    rows = tl.load(p_q, mask=own[:, None] & (d < D)[None, :], other=0.0)
     if INTERPRETED:  # it cannot multiply bfloat16; widening is exact
         rows = rows.to(tl.float32)
 
     begin = 0
+    position = context + _depth(mask)
     if WINDOWED:
         begin = tl.maximum(0, context + 1 - window) // BN * BN  # the root is the node that looks back furthest
-        position = context + _depth(mask)
     share = tl.cdiv(tl.cdiv(length - begin, BN), SPLITS) * BN
     begin += split * share
     end = tl.minimum(begin + share, length)
     highest = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BD], tl.float32)
-    for start in range(begin, end, BN):
-        s = start + tl.arange(0, BN)
-        live = s < end
-        block = tl.load(block_table + i_r * TABLE + s // SIZE, mask=live, other=0).to(tl.int64)
-        offset = (s % SIZE).to(tl.int64)
-        p_k = keys + block * K_B + offset * K_S + head * K_H
-        p_v = values + block * V_B + offset * V_S + head * V_H
-        k = tl.load(p_k[None, :] + d[:, None], mask=live[None, :] & (d < D)[:, None], other=0.0).to(rows.dtype)
-        if IEEE:
-            scores = tl.dot(rows, k, input_precision="ieee")
-        else:
-            scores = tl.dot(rows, k)
-        scores *= scale_log2
-        if SCALED:
-            scores *= tl.load(key_scale)
-        # The context is seen by all; a node's slot by its descendants.
-        drafted = s - context
-        seen = ((mask[:, None] >> tl.minimum(tl.maximum(drafted, 0), 63).to(tl.int64)[None, :]) & 1) != 0
-        seen = ((drafted < 0)[None, :] | seen) & live[None, :] & own[:, None]
-        if WINDOWED:
-            of_key = tl.load(masks + i_r * MASKS + drafted, mask=live & (drafted >= 0), other=0)
-            at = tl.where(drafted < 0, s, context + _depth(of_key))
-            seen = seen & (at[None, :] > position[:, None] - window)
-        scores = tl.where(seen, scores, float("-inf"))
-        now = tl.maximum(highest, tl.max(scores, axis=1))
-        base = tl.where(now == float("-inf"), 0.0, now)  # nothing seen yet: no -inf minus -inf
-        weights = tl.exp2(scores - base[:, None])
-        keep = tl.exp2(highest - base)
-        total = total * keep + tl.sum(weights, axis=1)
-        v = tl.load(p_v[:, None] + d[None, :], mask=live[:, None] & (d < D)[None, :], other=0.0).to(rows.dtype)
-        if IEEE:
-            acc = acc * keep[:, None] + tl.dot(weights, v, input_precision="ieee")
-        else:
-            acc = acc * keep[:, None] + tl.dot(weights.to(v.dtype), v)
-        highest = now
+    keys += head * K_H
+    values += head * V_H
+    table = block_table + i_r * TABLE
+    drafts = tl.minimum(end, tl.maximum(begin, context // BN * BN))  # from here on, slots may be those of nodes
+    for start in range(begin, drafts, BN):
+        acc, total, highest = _attend(
+            acc, total, highest, rows, start, end, context, mask, own, position, keys, values, table, masks,
+            key_scale, scale_log2, window, K_B, K_S, V_B, V_S, SIZE, D, BD, BN, False, WINDOWED, SCALED, PRECISION
+        )  # fmt: skip
+    for start in range(drafts, end, BN):
+        acc, total, highest = _attend(
+            acc, total, highest, rows, start, end, context, mask, own, position, keys, values, table, masks,
+            key_scale, scale_log2, window, K_B, K_S, V_B, V_S, SIZE, D, BD, BN, True, WINDOWED, SCALED, PRECISION
+        )  # fmt: skip
 
     if SCALED:
         acc *= tl.load(value_scale)
@@ -213,7 +234,7 @@ def tree_attention(
         K_B=keys.stride(0), K_S=keys.stride(1), K_H=keys.stride(2), V_B=values.stride(0), V_S=values.stride(1),
         V_H=values.stride(2), TABLE=block_table.stride(0), MASKS=masks.stride(0), SIZE=keys.shape[1], HQ=heads,
         HKV=kv_heads, D=dim, BD=block_d, BM=tiles.rows, BN=tiles.slots, SPLITS=tiles.splits,
-        WINDOWED=window is not None, SCALED=key_scale is not None, IEEE=q.dtype == torch.float32,
+        WINDOWED=window is not None, SCALED=key_scale is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         INTERPRETED=env.triton_interprets(), num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if tiles.splits > 1:

@@ -23,9 +23,9 @@ class Tiles:
     @classmethod
     def choose(cls, *, width: int, group: int, requests: int, kv_heads: int, max_slots: int, sms: int) -> Self:
         """Choose for up to ``requests`` trees of up to ``width`` nodes over sequences of up to ``max_slots``."""
-        rows = min(128, max(16, triton.next_power_of_2(width * group)))
-        slots = 64 if rows <= 64 else 32
+        rows = min(64, max(16, triton.next_power_of_2(width * group)))  # more would spill at 256 channels
+        slots = 64 if rows <= 32 else 32
         programs = triton.cdiv(width * group, rows) * requests * kv_heads
         splits = triton.next_power_of_2(triton.cdiv(WAVES * sms, programs))
         splits = max(1, min(splits, MAX_SPLITS, triton.next_power_of_2(triton.cdiv(max_slots, slots))))
-        return cls(rows=rows, slots=slots, splits=splits, warps=4 if rows <= 64 else 8)
+        return cls(rows=rows, slots=slots, splits=splits, warps=4 if rows <= 32 else 8)
