@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from thor_spec.errors import BusyError, LockPathError, StuckInKernelError
-from thor_spec.guard import identity, processes
+from thor_spec.guard import cgroup, identity, processes
 from thor_spec.guard.job import Job
 from thor_spec.guard.locks import ADMISSION, RESIDENCY, LockDirectory
 from thor_spec.guard.status import status
@@ -255,6 +255,7 @@ def test_a_survivor_of_sigkill_is_named_and_keeps_the_locks(
     first = engine.pid("first")
     with monkeypatch.context() as patch:
         patch.setattr(processes, "send", lambda *_: True)
+        patch.setattr(cgroup, "kill", lambda _: True)
         patch.setattr(subprocess.Popen, "send_signal", lambda *_: None)
         with pytest.raises(StuckInKernelError, match=rf"pid {first} \(.*state S\).*Reboot"):
             job.stop(grace_s=0.1, kill_wait_s=0.2)
