@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from thor_spec.errors import StuckInKernelError
 from thor_spec.guard import cgroup, identity, orphans, processes, shim
@@ -108,9 +108,7 @@ class Job:
             if admission is None:
                 held.release()
             raise
-        return cls(
-            process, record, admission=held, owns_admission=admission is None, grace_s=grace_s, cgroup_path=leaf
-        )
+        return cls(process, record, admission=held, owns_admission=admission is None, grace_s=grace_s, cgroup_path=leaf)
 
     @property
     def pid(self) -> int:
@@ -127,10 +125,14 @@ class Job:
         """The reading end, when ``output`` was ``subprocess.PIPE``."""
         return self._shim.stdout
 
-    def note(self, *, phase: str | None = None, url: str | None = None) -> None:
-        """Update the record that ``thor-spec status`` shows."""
-        self.identity = replace(self.identity, phase=phase or self.identity.phase, url=url or self.identity.url)
+    def note(self, **changes: Any) -> None:
+        """Update fields of the record that ``thor-spec status`` shows: ``phase``, ``url``, ``floor_bytes``, ..."""
+        self.identity = replace(self.identity, **changes)
         self._admission.write(self.identity)
+
+    def verify_lock(self) -> None:
+        """Check that the lock still excludes others. Raises: LockPathError, as ``Lock.verify`` does."""
+        self._admission.verify()
 
     def pids(self) -> tuple[int, ...]:
         """Return the live processes of the job, without the shim."""

@@ -3,14 +3,11 @@
 Source: jetson_stats and ThorFAN, by their published paths; numbers of zones and devices change between boots.
 """
 
-import shutil
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 SYS = Path("/sys")
-UTILIZATION_TIMEOUT_S = 2.0
 
 
 class Heat(NamedTuple):
@@ -31,19 +28,6 @@ def read(root: Path = SYS) -> Heat:
     events += [_number(path) for path in sorted(root.glob("devices/platform/*/oc*_event_cnt"))]
     counts = [count for count in events if count is not None]
     return Heat(tj, any(known) if known else None, sum(counts) if counts else None)
-
-
-def utilization() -> float | None:
-    """Return the GPU's utilization in percent, or None. In a child process: NVML does not survive a fork."""
-    if (tool := shutil.which("nvidia-smi")) is None:
-        return None
-    command = [tool, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-    with suppress(OSError, subprocess.SubprocessError, ValueError):
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=UTILIZATION_TIMEOUT_S
-        )
-        return max(float(line) for line in done.stdout.split("\n") if line.strip())
-    return None
 
 
 def _of_type(folder: Path, pattern: str, kind: str) -> list[Path]:

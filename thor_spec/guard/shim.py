@@ -116,9 +116,7 @@ def _tick_s(kill_at: float | None, now: float) -> float:
     return min(IDLE_TICK_S, max(KILL_TICK_S, kill_at - now))
 
 
-def supervise(
-    command: list[str], *, lock_fd: int, parent: int, grace_s: float, cgroup_path: str | None = None
-) -> int:
+def supervise(command: list[str], *, lock_fd: int, parent: int, grace_s: float, cgroup_path: str | None = None) -> int:
     """Run the command to the end of its last descendant and return its exit status; the lock stays held throughout."""
     with suppress(PermissionError):  # the launcher has made the session already
         os.setsid()
