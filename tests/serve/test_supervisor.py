@@ -41,6 +41,7 @@ class Recorder:
         self.phases: list[Phase] = []
         self.was_ready: Ready | None = None
         self.stopped = False
+        self.notices: list[str] = []
         self._on_ready = on_ready
 
     def waiting(self, holder: object) -> None:
@@ -52,6 +53,9 @@ class Recorder:
     def ready(self, ready: Ready) -> None:
         self.was_ready = ready
         self._on_ready(ready)
+
+    def notice(self, line: str) -> None:
+        self.notices.append(line)
 
     def stopping(self) -> None:
         self.stopped = True
