@@ -113,13 +113,17 @@ class Triggers:
         return Trigger(kind, value, limit, reading.available_bytes, self.floor_bytes)
 
     def _bytes_per_s(self) -> float | None:
-        """Return the least-squares slope of MemAvailable over the window, or None when it is too short."""
+        """Return the least-squares slope of MemAvailable over the window, or None when it is too short.
+
+        The last step bounds it: one large allocation that is over (a KV cache) is no fall that goes on.
+        """
         first, last = self._recent[0], self._recent[-1]
-        if last.at_s - first.at_s < LEAST_WINDOW_S - _TIMING_SLACK_S:
+        if last.at_s - first.at_s < LEAST_WINDOW_S - _TIMING_SLACK_S or last.at_s == self._recent[-2].at_s:
             return None
         count = len(self._recent)
         middle_s = sum(r.at_s for r in self._recent) / count
         middle_bytes = sum(r.available_bytes for r in self._recent) / count
         spread = sum((r.at_s - middle_s) ** 2 for r in self._recent)
         joint = sum((r.at_s - middle_s) * (r.available_bytes - middle_bytes) for r in self._recent)
-        return joint / spread
+        before = self._recent[-2]
+        return max(joint / spread, (last.available_bytes - before.available_bytes) / (last.at_s - before.at_s))
