@@ -57,7 +57,7 @@ def test_a_running_job_is_described(start: Start, engine: Engine, locks: LockDir
     assert status(locks).pids == ()
 
 
-def test_a_record_without_a_lock_is_stale(locks: LockDirectory) -> None:
+def test_row11_a_record_without_a_lock_is_stale(locks: LockDirectory) -> None:
     gone = subprocess.Popen(["sleep", "60"])
     record = identity.of_process(gone.pid, uuid="u")
     gone.kill()
@@ -132,7 +132,7 @@ def test_stop_through_a_supervisor(engine: Engine, locks: LockDirectory, body: s
 
 
 @pytest.mark.parametrize("name", [ADMISSION, RESIDENCY])
-def test_a_reused_pid_is_never_signalled(locks: LockDirectory, bystander: Bystander, name: str) -> None:
+def test_row10_a_reused_pid_is_never_signalled(locks: LockDirectory, bystander: Bystander, name: str) -> None:
     theirs = identity.of_process(bystander().pid, uuid="u")
     for wrong in (replace(theirs, start_ticks=theirs.start_ticks - 1), replace(theirs, boot_id="earlier")):
         held = locks.take(name, wrong)
@@ -141,7 +141,7 @@ def test_a_reused_pid_is_never_signalled(locks: LockDirectory, bystander: Bystan
         held.release()
 
 
-def test_the_pid_is_checked_again_when_the_signal_is_sent(
+def test_row10_the_pid_is_checked_again_when_the_signal_is_sent(
     locks: LockDirectory, bystander: Bystander, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = identity.of_process(bystander().pid, uuid="u")

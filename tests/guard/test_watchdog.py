@@ -83,9 +83,15 @@ runtime, proc, grace, *argv = sys.argv[1:]
 asked = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: asked.set())
 locks = LockDirectory.find(system=Path("/nonexistent"), private=Path(runtime))
-sources = Sources(meminfo=Path(proc) / "meminfo", pressure=Path(proc) / "pressure", kernel_log=Path(proc) / "kernel-log")
+here = Path(proc)
+sources = Sources(meminfo=here / "meminfo", pressure=here / "pressure", kernel_log=here / "kernel-log")
 with GuardedJob.start(
-    argv, settings=Settings(sources=sources), notice=lambda _: None, locks=locks, grace_s=float(grace), find_orphans=tuple
+    argv,
+    settings=Settings(sources=sources),
+    notice=lambda _: None,
+    locks=locks,
+    grace_s=float(grace),
+    find_orphans=tuple,
 ) as guarded:
     while not guarded.watchdog.beats:
         guarded.check()
@@ -325,8 +331,8 @@ def test_row24_a_killed_watchdog_is_replaced_once_and_the_second_loss_ends_the_j
     assert any("a new one was started" in line for line in notices)
     until(lambda: job.check() or job.watchdog.beats)
     engine_pid = engine.pid("first")
+    os.kill(job.watchdog.pid, signal.SIGKILL)
     with pytest.raises(GuardFailureError, match="a second time") as raised, job:
-        os.kill(job.watchdog.pid, signal.SIGKILL)
         checked_until_raised(job)
     assert raised.value.exit_code == 70
     assert not alive(engine_pid)

@@ -18,7 +18,7 @@ from thor_spec.errors import (
 )
 from thor_spec.guard import memory_return, state
 from thor_spec.guard.job import KILL_WAIT_S, Job
-from thor_spec.guard.memory import ProcMemory, default_floor_bytes
+from thor_spec.guard.memory import MemorySource, ProcMemory, default_floor_bytes
 from thor_spec.guard.watchdog_handle import Sources, Watchdog
 
 LOCK_CHECK_S = 1.0
@@ -40,13 +40,20 @@ class GuardedJob:
     """Leaving its ``with`` block ends the job, waits for its memory, and leaves a stop record."""
 
     def __init__(
-        self, job: Job, watchdog: Watchdog, before_bytes: int, settings: Settings, notice: Callable[[str], None]
+        self,
+        job: Job,
+        watchdog: Watchdog,
+        memory: MemorySource,
+        before_bytes: int,
+        settings: Settings,
+        notice: Callable[[str], None],
     ) -> None:
         self.job = job
         self.watchdog = watchdog
         self.cause: str | None = None
         """What the record says when no error ends the job."""
         self.dump: Path | None = None
+        self._memory = memory
         self._before_bytes = before_bytes
         self._settings = settings
         self._notice = notice
@@ -68,7 +75,8 @@ class GuardedJob:
         Raises: what ``Job.start`` does; PlatformError, if memory cannot be read.
         """
         settings = settings or Settings()
-        reading = ProcMemory(settings.sources.meminfo, settings.sources.pressure).read()
+        memory = ProcMemory(settings.sources.meminfo, settings.sources.pressure)
+        reading = memory.read()
         floor = default_floor_bytes(reading.total_bytes) if settings.floor_bytes is None else settings.floor_bytes
         job = Job.start(argv, **options)
         try:
@@ -78,12 +86,12 @@ class GuardedJob:
             job.kill()
             job.close()
             raise
-        return cls(job, watchdog, reading.available_bytes, settings, notice)
+        return cls(job, watchdog, memory, reading.available_bytes, settings, notice)
 
     @property
     def margin_bytes(self) -> int | None:
-        """MemAvailable above the floor at the watchdog's last poll."""
-        return self._margin(self.watchdog.available_bytes)
+        """MemAvailable above the floor, now."""
+        return self._margin(self._memory.read().available_bytes)
 
     @property
     def store(self) -> state.StateStore:
@@ -150,8 +158,7 @@ class GuardedJob:
         least = self.watchdog.least_available_bytes
         if least is None or self._before_bytes - least <= memory_return.NEAR_BYTES:
             return  # it never took enough to be missed
-        source = ProcMemory(self._settings.sources.meminfo, self._settings.sources.pressure)
-        memory_return.await_return(source, self._before_bytes, limit_s=self._settings.memory_wait_s)
+        memory_return.await_return(self._memory, self._before_bytes, limit_s=self._settings.memory_wait_s)
 
     def _leave_record(self, error: BaseException | None, *, first: BaseException | None) -> None:
         job, watchdog = self.job.identity, self.watchdog

@@ -115,7 +115,7 @@ class Liveness:
             health=Health.STALLED if reason else Health.HEALTHY,
             reason=reason,
             events=tuple(events),
-            wants_canary=self._is_idle(scrape, now_s),
+            wants_canary=not reason and self._is_idle(scrape, now_s),
             wants_sample=wants_sample,
             progressed=progressed,
         )
