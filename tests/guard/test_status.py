@@ -194,3 +194,34 @@ def test_a_missing_lock_file_is_reported(locks: LockDirectory, tmp_path: Path) -
     (locks.path / RESIDENCY).unlink()
     with pytest.raises(LockPathError, match="residency is missing"):
         status(locks)
+
+
+def test_status_needs_no_command_line_parser(tmp_path: Path) -> None:
+    code = "import sys; sys.argv = ['x', 'status', '--json']; from thor_spec.cli.entry import main; main()"
+    code += "; print([m for m in ('typer', 'rich', 'yaml', 'pydantic', 'httpx') if m in sys.modules])"
+    environment = {**os.environ, "THOR_SPEC_RUNTIME_DIR": str(tmp_path / "run")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    shown, modules = done.stdout.splitlines()
+    assert json.loads(shown)["held"] is False
+    assert modules == "[]"
+
+
+def test_what_the_short_way_does_not_know_goes_to_the_parser() -> None:
+    done = subprocess.run([sys.executable, "-m", "thor_spec", "status", "--help"], capture_output=True, text=True)
+    assert "Example: thor-spec status" in done.stdout
+    done = subprocess.run([sys.executable, "-m", "thor_spec", "status", "--nonsense"], capture_output=True, text=True)
+    assert done.returncode == 2
+
+
+def test_a_broken_lock_directory_is_told_in_short(tmp_path: Path) -> None:
+    directory = LockDirectory.find(system=tmp_path / "none", private=tmp_path)
+    directory.take(ADMISSION).release()
+    (directory.path / RESIDENCY).unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "thor_spec", "status"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "THOR_SPEC_RUNTIME_DIR": str(tmp_path)},
+    )
+    assert done.returncode == 14
+    assert done.stderr.startswith("thor-spec: ")

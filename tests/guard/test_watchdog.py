@@ -430,7 +430,9 @@ def test_a_job_that_took_little_is_not_waited_for(guard: Guard, engine: Engine, 
     assert time.monotonic() - began < 4.0
 
 
-def test_a_deleted_lock_file_alarms_while_the_job_goes_on(guard: Guard, engine: Engine, locks: LockDirectory) -> None:
+def test_row09_a_deleted_lock_file_alarms_while_the_job_goes_on(
+    guard: Guard, engine: Engine, locks: LockDirectory
+) -> None:
     notices: list[str] = []
     job = guard(engine.argv("pass"), notice=notices.append)
     (locks.path / "admission").unlink()

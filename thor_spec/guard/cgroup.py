@@ -5,6 +5,7 @@ shim starts with it. Source: Linux, Documentation/admin-guide/cgroup-v2.rst.
 """
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 
 PREFIX = "thor-spec-job-"
@@ -68,6 +69,17 @@ def pids(path: str) -> tuple[int, ...]:
             return tuple(int(line) for line in file if line.strip() != "0")  # 0: outside our pid namespace
     except OSError:
         return ()
+
+
+def leaves() -> Iterator[str]:
+    """Yield the cgroups of all jobs of this boot, wherever in the hierarchy their launchers were."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+            root = mount_point(file.read())
+    except OSError:
+        return
+    for path, names, _ in os.walk(root) if root else ():
+        yield from (f"{path}/{name}" for name in names if name.startswith(PREFIX))
 
 
 def remove(path: str) -> None:
