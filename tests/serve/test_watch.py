@@ -248,15 +248,23 @@ def test_row14_a_hangup_stops_like_a_request(plan: MakePlan, port: int) -> None:
 def test_row14_a_detached_launcher_survives_the_hangup(plan: MakePlan, port: int) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup has it
 
-    def hang_up(ready: Ready) -> None:
-        os.kill(os.getpid(), signal.SIGHUP)
-        # A hangup that counted would make this one the second, and skip the grace.
-        os.kill(os.getpid(), signal.SIGTERM)
+    recorder = Recorder()
+    lived: list[bool] = []
 
+    def hang_up(ready: Ready) -> None:
+        def stop_later() -> None:
+            time.sleep(0.5)  # a hangup that counted has begun the stop by now
+            lived.append(not recorder.stopped)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        os.kill(os.getpid(), signal.SIGHUP)
+        threading.Thread(target=stop_later).start()
+
+    recorder._on_ready = hang_up
     try:
-        recorder = Recorder(hang_up)
         with nothing_left_behind(port):
             supervisor.serve(plan(), recorder)
+        assert lived == [True]
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
