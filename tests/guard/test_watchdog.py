@@ -273,6 +273,19 @@ def test_row16_a_job_of_a_stopped_supervisor_and_shim_is_killed(
     until(lambda: not any(alive(pid) for pid in pids))
 
 
+def test_row16_the_watchdog_kills_alone_when_supervisor_and_shim_cannot(
+    launched: Callable[..., Launched], engine: Engine, proc: FakeProc
+) -> None:
+    launcher = launched(engine.argv(DEAF, DEAF))
+    child = engine.pid("child1")
+    os.kill(launcher.process.pid, signal.SIGSTOP)
+    os.kill(launcher.shim, signal.SIGKILL)
+    until(lambda: not alive(engine.pid("first")))  # the kernel ended it with the shim
+    assert alive(child)
+    proc.available(3.5)
+    until(lambda: not alive(child))
+
+
 def test_row16_bystanders_live(guard: Guard, engine: Engine, proc: FakeProc, bystander: Bystander) -> None:
     argv = engine.argv(DEAF)
     bystander("VLLM::EngineCore")

@@ -61,9 +61,7 @@ class Triggers:
     def judge(self, reading: Reading) -> Trigger | None:
         """Take the next reading; return why the job must be killed now, or None."""
         if self._last and reading.at_s - self._last.at_s > GAP_S:
-            # The machine slept, or we did not run: what lies before says nothing about the speed of now.
-            self._recent.clear()
-            self._falling = 0
+            # The machine slept, or we did not run. The slope's window is shorter and begins anew by itself.
             self._pressed_since = None
         self._last = reading
         self._recent.append(reading)
