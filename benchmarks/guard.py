@@ -64,7 +64,9 @@ def main() -> None:
 def guarded(argv: tuple[str, ...], sources: Sources | None = None) -> GuardedJob:
     settings = Settings(sources=sources or Sources(), floor_bytes=FLOOR_BYTES if sources else 0, memory_wait_s=0)
     job = GuardedJob.start(argv, settings=settings, notice=lambda _: None, find_orphans=tuple, grace_s=0.0)
-    wait_for(lambda: job.check() or job.watchdog.beats)
+    while not job.watchdog.beats:
+        job.check()
+        time.sleep(0.002)
     return job
 
 
@@ -139,7 +141,9 @@ def kill(folder: Path, *, from_bytes: int) -> float:
     thread.join()
     set_available(from_bytes)
     try:
-        wait_for(job.check)
+        while True:
+            job.check()
+            time.sleep(0.002)
     except MemoryGuardError:
         job.job.kill()
     job.watchdog.close()

@@ -214,7 +214,16 @@ def test_row10_a_watchdog_with_a_reused_pid_signals_nobody(
     me = processes.read(os.getpid())
     assert me is not None
     wrong = str(other.start_ticks - 1)
-    sources = ("--meminfo", proc.sources.meminfo, "--pressure", proc.sources.pressure, "--floor", "0", "--grace", "0")
+    sources = (
+        "--meminfo",
+        proc.sources.meminfo,
+        "--pressure",
+        proc.sources.pressure,
+        "--floor",
+        str(4 * GIB),
+        "--grace",
+        "0",
+    )
     ours, theirs = watchdog_handle.socket.socketpair(
         watchdog_handle.socket.AF_UNIX, watchdog_handle.socket.SOCK_SEQPACKET
     )
@@ -478,6 +487,16 @@ def test_the_watchdog_holds_no_lock_and_ignores_requests(guard: Guard, engine: E
     until(lambda: job.check() or job.watchdog._heard > time.monotonic() - 0.1)
     assert job.watchdog.pid == before
     assert job.watchdog.respawns == 0
+
+
+def test_a_floor_of_zero_switches_the_floor_off(guard: Guard, engine: Engine, proc: FakeProc) -> None:
+    job = guard(engine.argv("pass"), settings={"floor_bytes": 0})
+    proc.available(0.5)
+    until(lambda: job.check() or job.watchdog.least_available_bytes == GIB // 2)
+    seen = job.watchdog._heard
+    until(lambda: job.check() or job.watchdog._heard > seen + 0.6)  # two more polls
+    assert job.job.poll() is None
+    proc.available(100.0)
 
 
 def test_the_watchdog_ends_with_its_job(guard: Guard, engine: Engine) -> None:

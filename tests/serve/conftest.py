@@ -30,6 +30,7 @@ class Recorder:
         self.was_ready: Ready | None = None
         self.stopped = False
         self.notices: list[str] = []
+        self.signs_of_life = 0
         self._on_ready = on_ready
 
     def waiting(self, holder: object) -> None:
@@ -44,6 +45,9 @@ class Recorder:
 
     def notice(self, line: str) -> None:
         self.notices.append(line)
+
+    def alive(self) -> None:
+        self.signs_of_life += 1
 
     def stopping(self) -> None:
         self.stopped = True

@@ -364,6 +364,7 @@ def test_status_shows_margin_phase_uptime_and_the_last_token(plan: MakePlan, por
     with nothing_left_behind(port):
         supervisor.serve(plan(), recorder, clock=Clock(recorder, Phase.READY))
     waiter.join()
+    assert recorder.signs_of_life > 1
     found = seen[-1]
     assert found.holder.phase == "ready"
     assert found.margin_bytes is not None

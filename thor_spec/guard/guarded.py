@@ -199,8 +199,7 @@ class GuardedJob:
                 self._tell(f"ALARM: {error} The running job goes on, and another could start beside it.")
 
     def _margin(self, available: int | None) -> int | None:
-        floor = self.watchdog.floor_bytes
-        return None if available is None or floor is None else available - floor
+        return None if available is None else available - self.watchdog.floor_bytes
 
     def _tell(self, line: str) -> None:
         self._noticed.append(line)

@@ -7,8 +7,8 @@ It holds no lock, needs no other program, and locks itself into memory where it 
 death of the supervisor starts the full order: SIGTERM, the grace, SIGKILL. It tells the supervisor of every poll, so
 that its own death is noticed. Signals go through a pidfd to the very processes that it was given.
 
-Messages are JSON, one per packet. To the supervisor: ``notices`` once, then ``available`` with ``floor`` per poll, and
-``trigger`` or ``warning``. From it: ``phase``, and ``bye`` to end.
+Messages are JSON, one per packet. To the supervisor: ``notices`` once, then ``available`` per poll, and ``trigger`` or
+``warning``. From it: ``phase``, and ``bye`` to end.
 
 Source: mlock(2), proc_pid_oom_score_adj(5), pidfd_open(2), /dev/kmsg in Documentation/ABI/testing/dev-kmsg.
 """
@@ -30,7 +30,7 @@ from typing import Any
 
 from thor_spec.guard import processes, sensors, shim, state
 from thor_spec.guard.members import Members
-from thor_spec.guard.memory import ProcMemory, default_floor_bytes
+from thor_spec.guard.memory import ProcMemory
 from thor_spec.guard.processes import Process
 from thor_spec.guard.triggers import HOT_MILLIDEGREES, Trigger, Triggers
 
@@ -109,8 +109,7 @@ class Watch:
         self._members = Members(self._shim, options.get("--cgroup"))
         self._job: dict[str, Any] = json.loads(options["--job"])
         self._memory = ProcMemory(Path(options["--meminfo"]), Path(options["--pressure"]))
-        floor = int(options["--floor"]) or default_floor_bytes(self._memory.read().total_bytes)
-        self._triggers = Triggers(floor)
+        self._triggers = Triggers(int(options["--floor"]))
         self._recorder = Recorder(Path(options["--state"]))
         self._supervisor = _open(_process(options, "--supervisor"))
         self._began = time.monotonic()
@@ -127,7 +126,7 @@ class Watch:
             notices.append("no /proc/pressure/memory: stalls are not seen early, the floor and the slope still guard.")
         if self._kernel_log is None:
             notices.append("the kernel log cannot be read: NV_ERR_NO_MEMORY goes unnoticed. Allow /dev/kmsg.")
-        self._say(notices=notices, floor=self._triggers.floor_bytes)
+        self._say(notices=notices)
         waiting = select.poll()
         waiting.register(self._socket, select.POLLIN)
         if self._supervisor is not None:
@@ -168,7 +167,7 @@ class Watch:
             self._say(trigger=trigger._asdict())  # memory only: it cannot block
             self._record(f"memory guard: {trigger.describe()}", MEMORY_KILL_CODE, wait_s=RECORD_WAIT_S)
             self._kill()
-        self._say(available=reading.available_bytes, floor=self._triggers.floor_bytes)
+        self._say(available=reading.available_bytes)
 
     def _kill(self) -> None:
         self._members.kill()

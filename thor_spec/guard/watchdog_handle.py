@@ -41,7 +41,7 @@ class Watchdog:
         self,
         job: Job,
         *,
-        floor_bytes: int | None = None,
+        floor_bytes: int,
         state_dir: Path,
         sources: Sources | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -139,7 +139,6 @@ class Watchdog:
                 return
             said: dict[str, Any] = json.loads(packet)
             self._heard = now
-            self.floor_bytes = said.get("floor", self.floor_bytes)
             if (available := said.get("available")) is not None:
                 self._beaten = True
                 self.available_bytes = available
@@ -180,7 +179,7 @@ class Watchdog:
             "--supervisor": me.pid,
             "--supervisor-ticks": me.start_ticks,
             "--grace": job.grace_s,
-            "--floor": self.floor_bytes or 0,
+            "--floor": self.floor_bytes,
             "--meminfo": self._sources.meminfo,
             "--pressure": self._sources.pressure,
             "--state": self._state_dir,

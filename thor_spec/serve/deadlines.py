@@ -75,6 +75,11 @@ class Deadlines:
         self._entered_s = self._progress_s = now_s
         self._gpu_s: float | None = None
 
+    @property
+    def progress_s(self) -> float:
+        """When the start was last seen to make progress."""
+        return self._progress_s
+
     def enter(self, phase: Phase, now_s: float) -> None:
         """A phase began, which is progress."""
         self._phase = phase

@@ -94,7 +94,8 @@ class Engine:
         )
         while not self._stop.any:
             self._require_alive(EngineDeadError, "while it was serving")
-            watch.check()
+            if watch.check():
+                self._events.alive()
             if watch.engine_died:
                 raise EngineDeadError(f"{watch.engine_died}: {self._odd_line()}\nSee {self._log_file}.")
             self._job.wait(POLL_S)
@@ -150,7 +151,8 @@ class Engine:
 
     def _look_at_start(self, when: str) -> None:
         self._require_alive(EngineStartError, when)
-        self._start_watch.check(self._tail.all_lines, self._log_file)
+        if self._start_watch.check(self._tail.all_lines, self._log_file):
+            self._events.alive()
 
     def _require_alive(self, error: type[EngineStartError | EngineDeadError], when: str) -> None:
         self._guarded.check()

@@ -41,14 +41,17 @@ class StartWatch:
         """Take that a phase began."""
         self._deadlines.enter(phase, self._clock())
 
-    def check(self, log_lines: Callable[[], Sequence[str]], log_file: Path) -> None:
-        """Look, at most once a second. Raises: StartDeadlineError, naming the phase and what the log says."""
+    def check(self, log_lines: Callable[[], Sequence[str]], log_file: Path) -> bool:
+        """Look, at most once a second; return whether there was progress.
+
+        Raises: StartDeadlineError, naming the phase and what the log says.
+        """
         now = self._clock()
         if now < self._look_at:
-            return
+            return False
         self._look_at = now + ACTIVITY_S
         if (overrun := self._deadlines.observe(self._reader.read(), now)) is None:
-            return
+            return self._deadlines.progress_s == now
         lines = log_lines()
         odd = failure.first_odd_line(lines) or "its log shows no error"
         tuning = overrun.phase is Phase.COMPILE or any(word in line.lower() for line in lines for word in _AUTOTUNING)
@@ -71,7 +74,7 @@ class ServingWatch:
         progressed: Callable[[], None],
     ) -> None:
         self.evaluations = 0
-        """How often the rules were gone through; a service manager is fed by its growth."""
+        """How often the rules were gone through."""
         self.health = Health.HEALTHY
         self.engine_died: str | None = None
         self._url = url
@@ -87,8 +90,16 @@ class ServingWatch:
         self._canary: Future[bool] | None = None
         self._sampling: Future[bool] | None = None
 
-    def check(self) -> None:
-        """Do what is due. Sets ``engine_died`` by rule 3. Raises: StalledError."""
+    def check(self) -> bool:
+        """Do what is due; return whether the rules were gone through. Sets ``engine_died`` by rule 3.
+
+        Raises: StalledError.
+        """
+        before = self.evaluations
+        self._look()
+        return self.evaluations > before
+
+    def _look(self) -> None:
         now = self._clock()
         if now >= self._engine_at:
             self._engine_at = now + ENGINE_S
