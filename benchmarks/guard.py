@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def guarded(argv: tuple[str, ...], sources: Sources | None = None) -> GuardedJob:
-    settings = Settings(sources=sources or Sources(), floor_bytes=FLOOR_BYTES if sources else 0, memory_wait_s=0)
+    settings = Settings(sources=sources or Sources(), floor_bytes=FLOOR_BYTES if sources else 0)
     job = GuardedJob.start(argv, settings=settings, notice=lambda _: None, find_orphans=tuple, grace_s=0.0)
     while not job.watchdog.beats:
         job.check()

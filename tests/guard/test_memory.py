@@ -74,3 +74,9 @@ def test_row26_memory_that_does_not_return_is_said_with_the_way_out() -> None:
         wait(source)
     assert raised.value.exit_code == 41
     assert source.reads == 241
+
+
+def test_row26_memory_that_is_back_and_never_still_is_somebody_elses_doing() -> None:
+    source = Clocked(*(98 + step % 2 for step in range(400)))
+    with pytest.raises(MemoryNotReturnedError, match="another program takes and returns it"):
+        wait(source)

@@ -42,9 +42,15 @@ def await_return(
         if flat and before_bytes - now.available_bytes <= NEAR_BYTES:
             return
         if now.at_s - began >= limit_s:
+            missing = before_bytes - now.available_bytes
+            if missing <= NEAR_BYTES:
+                raise MemoryNotReturnedError(
+                    f"The job is gone, and free memory has not been still for {FLAT_S:g} s within {limit_s:g} s: "
+                    "another program takes and returns it. Find it with `top`, then start again."
+                )
             raise MemoryNotReturnedError(
-                f"The job is gone and {gib(before_bytes - now.available_bytes)} of memory have not come back within "
-                f"{limit_s:g} s; another start would begin on what is left. "
+                f"The job is gone and {gib(missing)} of memory have not come back within {limit_s:g} s; another start "
+                "would begin on what is left. "
                 "Run `sync; echo 3 | sudo tee /proc/sys/vm/drop_caches`; if that changes nothing, reboot the board."
             )
         sleep(TICK_S)
