@@ -26,6 +26,17 @@ def runtime_dir() -> Path:
     return Path(tempfile.gettempdir()) / f"thor-spec-{os.getuid()}"
 
 
+def state_dir() -> Path:
+    """Return the directory for what outlives a job: its last record and dumps; it need not exist yet.
+
+    ``$THOR_SPEC_STATE_DIR``, else ``$XDG_STATE_HOME/thor-spec``, else ``~/.local/state/thor-spec``.
+    """
+    if named := os.environ.get("THOR_SPEC_STATE_DIR"):
+        return Path(named)
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "thor-spec"
+
+
 def cache_dir() -> Path:
     """Return the directory for files that can be made again; it need not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

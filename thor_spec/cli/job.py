@@ -1,6 +1,5 @@
 """``thor-spec run``, ``status`` and ``stop``: any job under the guard, and looking at it from another terminal."""
 
-import json
 import sys
 from typing import Annotated
 
@@ -8,7 +7,7 @@ import typer
 
 from thor_spec.errors import ConfigError, ThorSpecError
 
-TABLE_WIDTH = 10
+CHECK_S = 0.2
 
 
 def register(app: typer.Typer) -> None:
@@ -25,13 +24,22 @@ def run(
     context: typer.Context,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the device is free.")] = False,
     grace: Annotated[float, typer.Option(help="Seconds between SIGTERM and SIGKILL when stopped.", min=0)] = 25.0,
+    memory_floor: Annotated[
+        int | None,
+        typer.Option(
+            help="MemAvailable below which the job is killed.",
+            metavar="BYTES",
+            min=0,
+            show_default="4 GiB, or 3 % of all memory if more",
+        ),
+    ] = None,
 ) -> None:
-    """Run any command as the device's one job; its exit code is passed on.
+    """Run any command as the device's one job, under the memory watchdog; its exit code is passed on.
 
-    A command that dies by a signal gives 128 plus the signal's number.
+    A command that dies by a signal gives 128 plus the signal's number. One that takes too much memory is killed (30).
     """
+    from thor_spec.guard.guarded import GuardedJob, Settings
     from thor_spec.guard.identity import Identity
-    from thor_spec.guard.job import Job
     from thor_spec.serve.stop_requests import StopRequests
 
     if not context.obj.rest:
@@ -42,37 +50,34 @@ def run(
 
     with StopRequests() as stopping:
         argv = context.obj.rest
-        with Job.start(argv, title=f"run {argv[0]}", grace_s=grace, wait=wait, report=waiting) as job:
-            while (code := job.wait(0.2)) is None and not stopping.any:
-                pass
+        with GuardedJob.start(
+            argv,
+            settings=Settings(floor_bytes=memory_floor),
+            notice=lambda line: print(f"thor-spec: {line}", file=sys.stderr),
+            title=f"run {argv[0]}",
+            grace_s=grace,
+            wait=wait,
+            report=waiting,
+        ) as guarded:
+            guarded.note_phase("running")
+            while (code := guarded.job.wait(CHECK_S)) is None and not stopping.any:
+                guarded.check()
             if code is None:
-                code = job.stop(skip_grace=stopping.urgent)
+                code = guarded.stop(skip_grace=stopping.urgent)
+            else:
+                guarded.check()  # the end may be the watchdog's doing
+                guarded.cause = f"the command ended with status {code}"
     raise typer.Exit(0 if stopping.any else code)
 
 
-def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    last: Annotated[bool, typer.Option("--last", help="Show how the last job ended instead.")] = False,
+) -> None:
     """Show which job holds the device. Takes no lock; exits 0 whether or not one runs."""
-    from thor_spec.guard.status import status as look
+    from thor_spec.cli.look import show_status
 
-    found = look()
-    if as_json:
-        print(json.dumps(found.as_dict()))
-        return
-    if not found.held:
-        print("free")
-        return
-    holder = found.holder
-    rows = (
-        {"job": holder.title or " ".join(holder.argv), "phase": holder.phase, "url": holder.url or "-"}
-        if holder
-        else {}
-    )
-    rows |= (
-        {"launcher": f"pid {holder.pid}", "since": holder.started_at, "log": holder.log_file or "-"} if holder else {}
-    )
-    rows |= {"processes": " ".join(map(str, found.pids)) or "-", "locks": found.lock_dir}
-    for name, value in rows.items():
-        print(f"{name:{TABLE_WIDTH}} {value}")
+    show_status(as_json=as_json, last=last)
 
 
 def stop(

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from thor_spec.errors import OrphanError
-from thor_spec.guard import processes, shim
+from thor_spec.guard import cgroup, processes, shim
 from thor_spec.guard.locks import RESIDENCY
 
 TITLE_PREFIX = "VLLM::"
@@ -24,7 +24,8 @@ class Orphan:
 
 
 def find() -> tuple[Orphan, ...]:
-    """Return this user's engine processes outside every job, and shims whose lock excludes nobody any more.
+    """Return this user's engine processes outside every job, what is left of jobs that lost their shim, and shims
+    whose lock excludes nobody any more.
 
     Processes of other users are not ours to judge.
     """
@@ -36,6 +37,10 @@ def find() -> tuple[Orphan, ...]:
         title = arguments[0] if arguments else process.name
         if title.startswith(TITLE_PREFIX) and _is_ours(pid) and not _descends(pid, shims, table):
             found.append(Orphan(pid, title))
+    known = {orphan.pid for orphan in found}
+    for pid in (pid for path in cgroup.leaves() for pid in cgroup.pids(path)):
+        if pid in table and pid not in known and _is_ours(pid) and not _descends(pid, shims, table):
+            found.append(Orphan(pid, f"{table[pid].name}, of a job that lost its shim"))
     return tuple(found)
 
 

@@ -6,11 +6,12 @@ Source: proc_locks(5), pidfd_send_signal(2).
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from thor_spec.errors import BusyError, LockPathError
-from thor_spec.guard import identity, processes
+from thor_spec.errors import BusyError, LockPathError, PlatformError
+from thor_spec.guard import identity, memory, processes, sensors
 from thor_spec.guard.identity import Identity
 from thor_spec.guard.locks import ADMISSION, RECORD_WAIT_S, RESIDENCY, LockDirectory
 
@@ -29,6 +30,10 @@ class Status:
     holder: Identity | None  # the launcher, or the shim when only the job is left; None when unknown
     stale: bool
     pids: tuple[int, ...]  # the shim and the live processes below it
+    margin_bytes: int | None = None  # MemAvailable above the floor that the watchdog defends
+    uptime_s: float | None = None
+    last_token_s: float | None = None  # seconds since the engine was seen to make progress; None: not seen yet
+    throttled: bool | None = None  # None: the machine does not tell
 
     @property
     def held(self) -> bool:
@@ -90,14 +95,31 @@ def status(locks: LockDirectory | None = None) -> Status:
     pids: tuple[int, ...] = ()
     if resident and (job := resident.process):
         pids = (job.pid, *(p.pid for p in processes.descendants(job.pid) if p.is_live))
+    holder = record if alive and (admission_held or residency_held) else None
     return Status(
         lock_dir=str(directory.path),
         admission_held=admission_held,
         residency_held=residency_held,
-        holder=record if alive and (admission_held or residency_held) else None,
+        holder=holder,
         stale=record is not None and not alive,
         pids=pids,
+        **(_vitals(holder) if holder else {}),
     )
+
+
+def _vitals(holder: Identity) -> dict[str, Any]:
+    margin = None
+    if holder.floor_bytes is not None:
+        with suppress(PlatformError, OSError):
+            margin = memory.ProcMemory().read().available_bytes - holder.floor_bytes
+    now = time.monotonic()
+    up_since_boot_s = holder.start_ticks / os.sysconf("SC_CLK_TCK")
+    return {
+        "margin_bytes": margin,
+        "uptime_s": round(time.clock_gettime(time.CLOCK_BOOTTIME) - up_since_boot_s, 1),
+        "last_token_s": None if holder.token_at_s is None else round(max(0.0, now - holder.token_at_s), 1),
+        "throttled": sensors.read().throttled,
+    }
 
 
 def stop(locks: LockDirectory | None = None, *, now: bool = False, timeout_s: float = STOP_TIMEOUT_S) -> Stopped:
