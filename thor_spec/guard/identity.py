@@ -30,6 +30,7 @@ class Identity:
     unit: str | None = None
     log_file: str | None = None
     url: str | None = None
+    container: str | None = None  # id, for a job in a container
     started_at: str  # UTC, ISO 8601
     phase: str = "starting"
 
@@ -91,7 +92,7 @@ def decode(record: bytes) -> Identity | None:
     argv = fields.get("argv")
     numbers = (fields.get("pid"), fields.get("start_ticks"))
     texts = tuple(fields.get(name) for name in ("boot_id", "uuid", "title", "started_at", "phase"))
-    maybe = tuple(fields.get(name) for name in ("unit", "log_file", "url"))
+    maybe = tuple(fields.get(name) for name in ("unit", "log_file", "url", "container"))
     if not (
         isinstance(argv, list)
         and all(type(number) is int and number > 0 for number in numbers)
