@@ -55,7 +55,7 @@ class Docker:
     def containers(self) -> list[dict[str, Any]]:
         return [json.loads(path.read_text()) for path in self.state.glob("*.json")]
 
-    def leave(self, locks: LockDirectory, *, job: str, state: str = "created", **labels: str) -> str:
+    def leave(self, locks: LockDirectory, /, *, job: str, state: str = "created", **labels: str) -> str:
         """Leave a container behind that no launcher of this test made."""
         known = {
             container_spec.JOB_LABEL: job,

@@ -44,9 +44,8 @@ class ContainerCgroup:
 
 def of_container(pid: int, container_id: str) -> ContainerCgroup | None:
     """Return the control group of a container's process; None where it does not carry the container's id."""
-    mount = _mount_point(_text("/proc/self/mountinfo"))
-    relative = next((line[3:] for line in _text(f"/proc/{pid}/cgroup").splitlines() if line.startswith("0::")), "")
-    parts = [part for part in relative.split("/") if part]
+    mount = mount_point()
+    parts = [part for part in path_of(pid).split("/") if part]
     # docker-<id>.scope, docker/<id>, libpod-<id>.scope/container: up to the part that names the container.
     index = next((i for i, part in enumerate(parts) if container_id in part), None)
     if mount is None or index is None or len(container_id) < 12 or ".." in parts:
@@ -54,13 +53,18 @@ def of_container(pid: int, container_id: str) -> ContainerCgroup | None:
     return ContainerCgroup(mount.joinpath(*parts[: index + 1]))
 
 
-def _mount_point(mountinfo: str) -> Path | None:
-    """Return where cgroup v2 is mounted, from the text of ``/proc/self/mountinfo``."""
-    for line in mountinfo.splitlines():
+def mount_point() -> Path | None:
+    """Return where cgroup v2 is mounted; None where it is not."""
+    for line in _text("/proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         if after.startswith("cgroup2 "):
             return Path(before.split()[4])
     return None
+
+
+def path_of(pid: int) -> str:
+    """Return the path of a process's control group below the mount point; empty when it ended, or without cgroup v2."""
+    return next((line[3:] for line in _text(f"/proc/{pid}/cgroup").splitlines() if line.startswith("0::")), "")
 
 
 def _text(path: str) -> str:

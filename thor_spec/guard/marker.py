@@ -27,11 +27,6 @@ class Marked(NamedTuple):
     job: str
     invocation: str | None  # systemd's id of the unit's run, if a unit started the job
 
-    @property
-    def is_shim(self) -> bool:
-        """Whether this is the job's shim, which passes a request to stop on to all others."""
-        return shim.__name__ in processes.arguments(self.process.pid)[:4]
-
 
 def environment(job: str, locks: Path) -> dict[str, str]:
     """Return the variables that mark a process as part of this job."""
@@ -55,6 +50,22 @@ def find(locks: Path) -> Iterator[Marked]:
 def carries(process: Process, job: str) -> bool:
     """Return whether this very process carries the mark of this job."""
     return _variables(process).get(env.JOB_VARIABLE) == job and processes.is_same(process)
+
+
+def job_of(process: Process) -> str:
+    """Return the uuid in the mark of a process, empty without one."""
+    return _variables(process).get(env.JOB_VARIABLE, "")
+
+
+def is_shim(process: Process) -> bool:
+    """Return whether a marked process is the job's shim, which passes a request to stop on to all others."""
+    return shim.__name__ in processes.arguments(process.pid)[:4]
+
+
+def title_of(process: Process) -> str:
+    """Return the title or command line of a process, short and safe to print."""
+    line = " ".join(processes.arguments(process.pid))[:60] or process.name
+    return "".join(c if c.isprintable() else "?" for c in line)
 
 
 def _read(process: Process, locks: str) -> Marked | None:

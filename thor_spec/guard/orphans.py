@@ -50,7 +50,8 @@ def find(locks: Path | None = None, *, everyone: bool = False) -> tuple[Orphan, 
             found[pid] = Orphan(pid, title)
     for marked in marker.find(locks) if locks else ():
         pid = marked.process.pid
-        found.setdefault(pid, Orphan(pid, f"{_title(pid)}, left over from job {marked.job}"))
+        title = marker.title_of(marked.process)
+        found.setdefault(pid, Orphan(pid, f"{title}, left over from job {marked.job}"))
     return (*found.values(), *of_containers(_containers()))
 
 
@@ -77,11 +78,6 @@ def _containers() -> tuple[Container, ...]:
         return ContainerRuntime.find().containers()
     except (PlatformError, CallFailedError):
         return ()  # no runtime, no daemon, or no permission to use it: no containers of ours
-
-
-def _title(pid: int) -> str:
-    line = " ".join(processes.arguments(pid))[:60]
-    return "".join(c if c.isprintable() else "?" for c in line) or "?"
 
 
 def _is_ours(pid: int) -> bool:
