@@ -37,8 +37,8 @@ class Docker:
     def runtime(self) -> ContainerRuntime:
         return ContainerRuntime(str(self.bin / "docker"), answer_s=10, change_s=10)
 
-    def impatient(self, seconds: float = 0.3) -> ContainerRuntime:
-        return replace(self.runtime, answer_s=seconds, change_s=seconds)
+    def impatient(self, *, answer_s: float = 10, change_s: float = 10) -> ContainerRuntime:
+        return replace(self.runtime, answer_s=answer_s, change_s=change_s)
 
     def fault(self, verb: str, kind: str | None) -> None:
         path = self.state / f"fault.{verb}"

@@ -292,7 +292,7 @@ def test_row08_a_hanging_daemon_refuses_a_start(contain: Contain, docker: Docker
     docker.fault("ps", "hang")
     begun = time.monotonic()
     with pytest.raises(ContainerRuntimeError, match=r"ps has not answered within 0\.3 s") as caught:
-        contain(("true",), runtime=docker.impatient())
+        contain(("true",), runtime=docker.impatient(answer_s=0.3))
     assert time.monotonic() - begun < 3
     assert caught.value.exit_code == 42
     assert not status(locks).held
@@ -302,7 +302,7 @@ def test_row08_a_hanging_daemon_refuses_a_host_job_too(
     start: Start, docker: Docker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docker.fault("ps", "hang")
-    monkeypatch.setattr(ContainerRuntime, "find", lambda: docker.impatient())
+    monkeypatch.setattr(ContainerRuntime, "find", lambda: docker.impatient(answer_s=0.3))
     with pytest.raises(NoAnswerError):
         start(("true",), find_orphans=orphans.find)
 
@@ -311,7 +311,7 @@ def test_row08_a_client_that_hangs_in_create_is_left_alone(
     contain: Contain, docker: Docker, locks: LockDirectory
 ) -> None:
     docker.fault("create", "hang-after")
-    impatient = docker.impatient(1.0)
+    impatient = docker.impatient(change_s=0.3)
     with pytest.raises(ContainerRuntimeError, match=r"create has not answered.*is left to end by itself"):
         contain(("true",), runtime=impatient)
     [client] = impatient.left_behind
@@ -319,6 +319,7 @@ def test_row08_a_client_that_hangs_in_create_is_left_alone(
     assert docker.calls("rm") == []
     assert not status(locks).held
     docker.fault("create", None)
+    until(docker.containers)  # the daemon got there after all
     with pytest.raises(OrphanError, match="created"):
         contain(("true",))
     client.kill()
@@ -326,7 +327,8 @@ def test_row08_a_client_that_hangs_in_create_is_left_alone(
 
 
 def test_row08_a_running_job_is_stopped_without_the_daemon(contain: Contain, docker: Docker, engine: Engine) -> None:
-    job = contain(engine.argv("ignore()", "os.setsid(); ignore()"), runtime=docker.impatient())
+    job = contain(engine.argv("ignore()", "os.setsid(); ignore()"))
+    job._runtime = docker.impatient(answer_s=0.3)
     pids = [engine.pid("first"), engine.pid("child1")]
     for verb in ("kill", "inspect", "ps"):
         docker.fault(verb, "hang")

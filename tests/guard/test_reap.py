@@ -275,7 +275,9 @@ def test_row07_a_container_in_any_state_is_removed(scope: Scope, docker: Docker,
 def test_row07_a_container_that_cannot_be_removed_is_left(scope: Scope, docker: Docker, fault: str) -> None:
     docker.leave(scope.locks, job=JOB)
     docker.fault("rm", fault)
-    impatient = docker.impatient(1.0)
+    impatient = docker.impatient(change_s=0.3)
+    if fault == "refuse":
+        impatient = docker.runtime
     done = reap(replace(scope, runtime=impatient), grace_s=0)
     assert ([one.job for one in done.left], done.ended) == ([JOB], ())
     for client in impatient.left_behind:
@@ -307,7 +309,7 @@ def test_row08_a_hanging_daemon_is_reported_after_the_processes_were_ended(
     pid = leftover()
     docker.fault("ps", "hang")
     with pytest.raises(ContainerRuntimeError) as caught:
-        reap(replace(scope, runtime=docker.impatient()), grace_s=1)
+        reap(replace(scope, runtime=docker.impatient(answer_s=0.3)), grace_s=1)
     assert caught.value.exit_code == 42
     assert not alive(pid)
 

@@ -34,8 +34,8 @@ def environment(job: str, locks: Path) -> dict[str, str]:
     return {env.JOB_VARIABLE: job, env.LOCKS_VARIABLE: str(locks), "SPT_NOENV": "1"}
 
 
-def find(locks: Path) -> Iterator[Marked]:
-    """Yield the live processes of jobs under these locks, without this process and those above it."""
+def find(locks: Path | None) -> Iterator[Marked]:
+    """Yield the live processes of jobs under these locks (None: any), without this process and those above it."""
     table = {process.pid: process for process in processes.snapshot() if process.is_live}
     above = set()
     pid = os.getpid()
@@ -43,7 +43,7 @@ def find(locks: Path) -> Iterator[Marked]:
         above.add(pid)
         pid = table[pid].ppid
     for process in table.values():
-        if process.pid not in above and (found := _read(process, str(locks))):
+        if process.pid not in above and (found := _read(process, locks)):
             yield found
 
 
@@ -68,11 +68,12 @@ def title_of(process: Process) -> str:
     return "".join(c if c.isprintable() else "?" for c in line)
 
 
-def _read(process: Process, locks: str) -> Marked | None:
+def _read(process: Process, locks: Path | None) -> Marked | None:
     variables = _variables(process)
     job = variables.get(env.JOB_VARIABLE, "")
     # What was read belongs to this process only if the pid still does.
-    if not is_uuid(job) or variables.get(env.LOCKS_VARIABLE) != locks or not processes.is_same(process):
+    elsewhere = locks is not None and variables.get(env.LOCKS_VARIABLE) != str(locks)
+    if not is_uuid(job) or elsewhere or not processes.is_same(process):
         return None
     return Marked(process, job, variables.get(_INVOCATION_VARIABLE))
 
