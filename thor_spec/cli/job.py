@@ -2,11 +2,17 @@
 
 import json
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from thor_spec.errors import ConfigError, ThorSpecError
+
+if TYPE_CHECKING:
+    from thor_spec.guard.containers import ContainerJob
+    from thor_spec.guard.identity import Identity
 
 TABLE_WIDTH = 10
 
@@ -25,29 +31,75 @@ def run(
     context: typer.Context,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the device is free.")] = False,
     grace: Annotated[float, typer.Option(help="Seconds between SIGTERM and SIGKILL when stopped.", min=0)] = 25.0,
+    container: Annotated[
+        str | None,
+        typer.Option(help="Run it in a container of this image, which must be here.", metavar="IMAGE@sha256:DIGEST"),
+    ] = None,
+    mount: Annotated[
+        list[str] | None,
+        typer.Option(help="With --container: show this path inside, at the same place; PATH:rw to write it."),
+    ] = None,
+    runtime: Annotated[
+        str, typer.Option(help="With --container: how the GPU gets in; 'default' is the daemon's own.")
+    ] = "nvidia",
+    shm_size: Annotated[
+        int | None,
+        typer.Option(help="With --container: bytes of /dev/shm.", metavar="BYTES", show_default="the host's"),
+    ] = None,
 ) -> None:
     """Run any command as the device's one job; its exit code is passed on.
 
     A command that dies by a signal gives 128 plus the signal's number.
     """
-    from thor_spec.guard.identity import Identity
     from thor_spec.guard.job import Job
     from thor_spec.serve.stop_requests import StopRequests
 
-    if not context.obj.rest:
+    argv = context.obj.rest
+    if not argv:
         raise ConfigError("thor-spec run needs a command after --. Example: thor-spec run -- python train.py")
+    if container is None and (mount or shm_size is not None):
+        raise ConfigError("--mount and --shm-size are for a container. Name its image with --container.")
 
-    def waiting(holder: Identity | None) -> None:
+    def waiting(holder: "Identity | None") -> None:
         print(f"Waiting for {holder.describe() if holder else 'the device'}", file=sys.stderr)
 
     with StopRequests() as stopping:
-        argv = context.obj.rest
-        with Job.start(argv, title=f"run {argv[0]}", grace_s=grace, wait=wait, report=waiting) as job:
+        title = f"run {argv[0]}"
+        if container is None:
+            started: Job | ContainerJob = Job.start(argv, title=title, grace_s=grace, wait=wait, report=waiting)
+        else:
+            started = _contain(container, mount or [], runtime, shm_size, argv, title, grace, wait, waiting)
+        with started as job:
             while (code := job.wait(0.2)) is None and not stopping.any:
                 pass
             if code is None:
                 code = job.stop(skip_grace=stopping.urgent)
     raise typer.Exit(0 if stopping.any else code)
+
+
+def _contain(
+    image: str,
+    mounts: list[str],
+    runtime: str,
+    shm_size: int | None,
+    argv: tuple[str, ...],
+    title: str,
+    grace_s: float,
+    wait: bool,
+    report: "Callable[[Identity | None], None]",
+) -> "ContainerJob":
+    from thor_spec.guard.container_spec import ContainerSpec, Mount
+    from thor_spec.guard.containers import ContainerJob
+
+    spec = ContainerSpec(
+        image=image,
+        mounts=tuple(Mount(Path(path.removesuffix(":rw")), path.endswith(":rw")) for path in mounts),
+        gpu_runtime=None if runtime == "default" else runtime,
+        shm_bytes=shm_size,
+    )
+    for warning in spec.warnings():
+        print(f"thor-spec: {warning}", file=sys.stderr)
+    return ContainerJob.start(argv, spec=spec, title=title, grace_s=grace_s, wait=wait, report=report)
 
 
 def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:

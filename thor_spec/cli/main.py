@@ -41,5 +41,5 @@ def main(argv: list[str] | None = None) -> None:
         if context.debug:
             traceback.print_exc()
         else:
-            print(f"thor-spec: {error}", file=sys.stderr)
+            print("\n".join([f"thor-spec: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         sys.exit(error.exit_code)
