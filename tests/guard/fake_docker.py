@@ -91,6 +91,8 @@ def start(container: str, fault: str) -> None:
     if os.fork() == 0:
         # The daemon's side: outlives the client, and takes no part in its session.
         os.setsid()
+        with open("/proc/self/comm", "w") as file:
+            file.write("daemon")
         os.close(ready)
         supervise(load(container), tell, fault)
         os._exit(0)
@@ -162,7 +164,8 @@ def end_all(container: dict, first: int) -> None:
 def kill(container: dict, name: str) -> None:
     if container["State"]["Status"] != "running":
         sys.exit(f"Error response from daemon: container {container['Id']} is not running")
-    os.kill(container["State"]["Pid"], getattr(signal, f"SIG{name}"))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(container["State"]["Pid"], getattr(signal, f"SIG{name}"))
 
 
 def remove(container: dict) -> None:

@@ -25,6 +25,7 @@ from thor_spec.guard.container_spec import ContainerSpec, Mount
 from thor_spec.guard.containers import ContainerJob
 from thor_spec.guard.job import Job
 from thor_spec.guard.locks import ADMISSION, RESIDENCY, LockDirectory
+from thor_spec.guard.reap import Scope, reap
 from thor_spec.guard.runtime import ContainerRuntime, NoAnswerError
 from thor_spec.guard.status import status, stop
 
@@ -336,6 +337,66 @@ def test_row08_a_running_job_is_stopped_without_the_daemon(contain: Contain, doc
     assert job.stop(grace_s=0.1, kill_wait_s=5) == 137
     assert time.monotonic() - begun < 5
     until(lambda: not any(map(alive, pids)))  # without a control group, the fake ends the others a moment later
+
+
+def test_row08_a_daemon_that_hangs_right_after_the_start_leaves_no_engine(
+    contain: Contain, docker: Docker, engine: Engine, locks: LockDirectory
+) -> None:
+    docker.fault("inspect", "hang")
+    with pytest.raises(ContainerRuntimeError, match="inspect has not answered") as caught:
+        contain(engine.argv("ignore()"), runtime=docker.impatient(answer_s=1.0))
+    assert caught.value.exit_code == 42
+    until(lambda: not any(map(alive, engine.pids())))
+    until(lambda: not status(locks).held)
+    docker.fault("inspect", None)
+    with pytest.raises(OrphanError, match="exited"):
+        contain(("true",))
+
+
+def test_row06_a_launcher_killed_at_any_moment_leaves_nothing_undetected(
+    docker: Docker, engine: Engine, locks: LockDirectory
+) -> None:
+    locks.take(ADMISSION).release()
+    scope = Scope(locks=locks, runtime=docker.runtime)
+    outcomes = set()
+    for delay_ms in (0, 60, 120, 180, 260, 340, None):
+        if (launcher := os.fork()) == 0:
+            try:
+                os.setsid()
+                ContainerJob.start(
+                    engine.argv("ignore()"), spec=SPEC, locks=locks, find_orphans=tuple, runtime=docker.runtime
+                )
+                signal.pause()
+            finally:
+                os._exit(99)
+        if delay_ms is None:
+            until(lambda: status(locks).residency_held)
+        else:
+            time.sleep(delay_ms / 1000)
+        os.kill(launcher, signal.SIGKILL)
+        os.waitpid(launcher, 0)
+
+        def clients() -> set[str]:
+            orphaned = [process for process in processes.snapshot() if process.ppid == 1 and process.name != "daemon"]
+            mine = [processes.arguments(process.pid) for process in orphaned]
+            return {arguments[5] for arguments in mine if str(docker.state) in arguments}
+
+        # A client that was started goes on, and between fork and exec it still shares the launcher's descriptors.
+        until(lambda: not {"create", "start", "ps", "image", "inspect"} & clients())
+        until(lambda: not status(locks).admission_held)
+        held, left = status(locks).residency_held, docker.containers()
+        if any(map(alive, engine.pids())):
+            assert held  # an engine that lives holds the lock
+        if held or left:
+            with pytest.raises((BusyError, OrphanError)):
+                ContainerJob.start(("true",), spec=SPEC, locks=locks, find_orphans=tuple, runtime=docker.runtime)
+        outcomes.add((held, bool(left)))
+        assert reap(scope, grace_s=0).left == ()
+        until(lambda: not status(locks).held)
+        assert not any(map(alive, engine.pids()))
+        assert docker.containers() == []
+    assert (True, True) in outcomes
+    assert len(outcomes) > 1
 
 
 def test_a_container_that_does_not_lock_is_ended(

@@ -5,14 +5,16 @@ for what it is, and a container that was never started holds no device.
 """
 
 import os
+import signal
 import stat
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from thor_spec import env as surroundings
 from thor_spec.errors import BusyError, LockPathError, PlatformError
-from thor_spec.guard import container_spec, entrypoint, marker, processes
+from thor_spec.guard import container_cgroup, container_spec, entrypoint, marker, processes
 from thor_spec.guard.container_spec import ContainerSpec
 from thor_spec.guard.locks import RESIDENCY, LockDirectory
 from thor_spec.guard.runtime import CallFailedError, Container, ContainerRuntime, NoAnswerError
@@ -89,7 +91,7 @@ def start(client: ContainerRuntime, created: str, directory: LockDirectory, conf
         found = client.inspect([created])
         if not found:
             raise CallFailedError(f"Container {created[:12]} vanished while it was started. Somebody else removed it.")
-        if not found[0].is_running:
+        if not found[0].is_running and found[0].was_started:
             _require_no_refusal(found[0], directory)
             return found[0]
         if holder is not None and holder == found[0].pid:  # not just anybody: the entry point may be about to refuse
@@ -111,6 +113,20 @@ def _require_no_refusal(ended: Container, directory: LockDirectory) -> None:
             f"The container could not trust the residency lock in {directory.path}. "
             "Have the administrator run `thor-spec doctor --fix-lock-dir`."
         )
+
+
+def kill_without_runtime(created: str, directory: LockDirectory, job: str) -> None:
+    """Kill a container that took the lock, where the runtime has stopped answering; it is left for reap to remove."""
+    try:
+        holder = processes.read(taken_by(directory, RESIDENCY) or 0)
+    except LockPathError:
+        return
+    cgroup = container_cgroup.of_container(holder.pid, created) if holder else None
+    if holder is None or not (cgroup or marker.carries(holder, job)):
+        return  # not provably ours
+    if not (cgroup and cgroup.kill()):
+        with suppress(PermissionError):
+            processes.send(holder, signal.SIGKILL)
 
 
 def discard(client: ContainerRuntime, created: str, error: BaseException) -> None:

@@ -127,7 +127,9 @@ class ContainerJob:
             )
         except BaseException as error:
             try:
-                if created and not isinstance(error, NoAnswerError):
+                if created and isinstance(error, NoAnswerError):
+                    container_launch.kill_without_runtime(created, directory, record.uuid)
+                elif created:
                     container_launch.discard(client, created, error)
             finally:
                 if sink is not None:

@@ -31,7 +31,9 @@ class Marked(NamedTuple):
 def environment(job: str, locks: Path) -> dict[str, str]:
     """Return the variables that mark a process as part of this job."""
     # setproctitle, which vLLM's workers use, writes the title over the environment in /proc, unless told not to.
-    return {env.JOB_VARIABLE: job, env.LOCKS_VARIABLE: str(locks), "SPT_NOENV": "1"}
+    mark = {env.JOB_VARIABLE: job, env.LOCKS_VARIABLE: str(locks), "SPT_NOENV": "1"}
+    invocation = env.invocation_id()
+    return {**mark, _INVOCATION_VARIABLE: invocation} if invocation else mark
 
 
 def find(locks: Path | None) -> Iterator[Marked]:

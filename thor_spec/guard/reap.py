@@ -140,6 +140,8 @@ def reap(
         _end_processes(scope.processes, grace_s, kill_wait_s, skip_grace)
         if no_answer:
             raise no_answer
+        for container in scope.containers():  # a daemon that was busy ending it may have refused
+            _remove(scope, container)
         left = _leftovers(scope.containers(), scope.processes())
     finally:
         if admission:
@@ -212,8 +214,13 @@ def _end_container(scope: Scope, container: Container, grace_s: float, skip_grac
         if not (cgroup and cgroup.is_populated and cgroup.kill()):
             with suppress(NoAnswerError):
                 runtime.signal(container.id, "KILL")
-    with suppress(NoAnswerError, CallFailedError):
-        runtime.remove(container.id)
+    _remove(scope, container)
+
+
+def _remove(scope: Scope, container: Container) -> None:
+    if scope.runtime is not None:
+        with suppress(NoAnswerError, CallFailedError):
+            scope.runtime.remove(container.id)
 
 
 def _end_processes(
