@@ -20,7 +20,8 @@ from thor_spec.errors import (
     PlatformError,
     StuckInKernelError,
 )
-from thor_spec.guard import orphans, processes, runtime
+from thor_spec.guard import container_cgroup, orphans, processes, runtime
+from thor_spec.guard.container_cgroup import ContainerCgroup
 from thor_spec.guard.container_spec import ContainerSpec, Mount
 from thor_spec.guard.containers import ContainerJob
 from thor_spec.guard.job import Job
@@ -327,14 +328,24 @@ def test_row08_a_client_that_hangs_in_create_is_left_alone(
     client.wait()
 
 
-def test_row08_a_running_job_is_stopped_without_the_daemon(contain: Contain, docker: Docker, engine: Engine) -> None:
+@pytest.mark.parametrize("way", ["control group", "first process"])
+def test_row08_a_running_job_is_stopped_without_the_daemon(
+    contain: Contain, docker: Docker, engine: Engine, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
     job = contain(engine.argv("ignore()", "os.setsid(); ignore()"))
+    if way == "first process":
+        job._cgroup = None
+    elif job._cgroup is None:
+        pytest.skip("not run: cgroup v2 cannot be written here")
     job._runtime = docker.impatient(answer_s=0.3)
     pids = [engine.pid("first"), engine.pid("child1")]
     for verb in ("kill", "inspect", "ps"):
         docker.fault(verb, "hang")
     begun = time.monotonic()
-    assert job.stop(grace_s=0.1, kill_wait_s=5) == 137
+    with monkeypatch.context() as patch:
+        if way == "control group":
+            patch.setattr(processes, "send", lambda *_: False)
+        assert job.stop(grace_s=0.1, kill_wait_s=5) == 137
     assert time.monotonic() - begun < 5
     until(lambda: not any(map(alive, pids)))  # without a control group, the fake ends the others a moment later
 
@@ -547,3 +558,28 @@ def test_ctrl_c_stops_the_container(docker: Docker, locks: LockDirectory, engine
     assert not alive(first)
     assert docker.containers() == []
     assert [call[2] for call in docker.calls("kill")] == ["TERM"]
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/system.slice/docker-ID.scope", "system.slice/docker-ID.scope"),
+        ("/machine.slice/libpod-ID.scope/container", "machine.slice/libpod-ID.scope"),
+        ("/docker/ID/init", "docker/ID"),
+        ("/system.slice/ssh.service", None),
+        ("/", None),
+        ("", None),
+        ("/x/../docker-ID.scope", None),
+    ],
+)
+def test_a_control_group_is_ours_only_by_the_containers_id(
+    monkeypatch: pytest.MonkeyPatch, path: str, found: str | None
+) -> None:
+    monkeypatch.setattr(container_cgroup, "path_of", lambda _: path.replace("ID", "a" * 64))
+    monkeypatch.setattr(container_cgroup, "mount_point", lambda: Path("/nowhere"))
+    expected = ContainerCgroup(Path("/nowhere") / found.replace("ID", "a" * 64)) if found else None
+    assert container_cgroup.of_container(1, "a" * 64) == expected
+    assert container_cgroup.of_container(1, "b" * 64) is None
+    assert container_cgroup.of_container(1, "a") is None
+    gone = ContainerCgroup(Path("/nowhere"))
+    assert (gone.kill(), gone.is_populated, gone.pids()) == (False, False, ())

@@ -180,6 +180,18 @@ def test_the_grace_is_given_and_each_is_asked_once(leftover: Callable[..., int],
     assert not alive(pid)
 
 
+def test_what_a_shim_asks_is_not_asked_again(launch: Launch, engine: Engine, scope: Scope, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    body = f"signal.signal(15, lambda *_: (open({str(count)!r}, 'a').write('x'), time.sleep(0.5), os._exit(0)))"
+    launcher = launch(engine.argv(body), grace_s=60)
+    launcher.hear()
+    first = engine.pid("first")
+    launcher.kill()  # the shim asks the engine to stop
+    assert reap(scope, grace_s=10).left == ()
+    assert count.read_text() == "x"
+    assert not alive(first)
+
+
 def test_the_grace_can_be_skipped(leftover: Callable[..., int], scope: Scope) -> None:
     pid = leftover(body="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     reap(scope, grace_s=60, skip_grace=lambda: True)
