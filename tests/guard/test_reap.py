@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from thor_spec.errors import BusyError, ConfigError, ContainerRuntimeError, OrphanError
-from thor_spec.guard import marker, orphans, processes
+from thor_spec.guard import identity, marker, orphans, processes
 from thor_spec.guard.container_cgroup import mount_point
 from thor_spec.guard.containers import ContainerJob
 from thor_spec.guard.job import Job
 from thor_spec.guard.locks import LockDirectory
-from thor_spec.guard.reap import Scope, find, reap
+from thor_spec.guard.reap import Scope, find, job_cgroups, reap
 from thor_spec.guard.status import status
 
 from .conftest import PYTHON, Engine, Launcher, alive, until
@@ -82,7 +83,8 @@ def test_row03_what_launcher_and_shim_left_refuses_starts_until_it_is_reaped(
     assert ([one.pid for one in done.ended], done.left) == ([left], ())
     assert not alive(left)
     assert find(scope) == ()
-    assert start(("true",), find_orphans=None).wait(10) == 0
+    assert left not in {orphan.pid for orphan in orphans.find(scope.locks.path)}
+    assert start(("true",)).wait(10) == 0
 
 
 def test_row05_an_engine_without_a_mark_is_reported_and_never_signalled(
@@ -250,25 +252,47 @@ def test_a_job_in_a_container_carries_the_units_run(
     assert docker.runtime.containers()[0].invocation == "c" * 32
 
 
-def test_who_is_in_a_job_cgroup_is_left_over(scope: Scope, bystander: Bystander) -> None:
-    mount = mount_point()
-    try:
-        assert mount is not None
-        cgroup = mount / f"thor-spec-test-{os.getpid()}"
-        cgroup.mkdir()
-    except (AssertionError, OSError):
-        pytest.skip("not run: cgroup v2 cannot be written here")
+@pytest.fixture
+def cgroup_of() -> Iterator[Callable[[str], tuple[Path, int]]]:
+    """Make control groups named like a job's, each with a process that carries no mark; return its pid too."""
+    made: list[tuple[Path, subprocess.Popen[bytes]]] = []
+
+    def cgroup_of(job: str) -> tuple[Path, int]:
+        mount = mount_point()
+        group = (mount or Path("/proc")) / f"thor-spec-job-{job}"
+        try:
+            group.mkdir()
+        except OSError:
+            pytest.skip("not run: cgroup v2 cannot be written here")
+        made.append((group, subprocess.Popen([*PYTHON, "import time; time.sleep(60)"])))
+        (group / "cgroup.procs").write_text(str(made[-1][1].pid))
+        return group, made[-1][1].pid
+
+    yield cgroup_of
+    for group, process in made:
+        process.kill()
+        process.wait()
+        group.rmdir()
+
+
+def test_who_is_in_a_job_cgroup_is_left_over(
+    scope: Scope, bystander: Bystander, cgroup_of: Callable[[str], tuple[Path, int]]
+) -> None:
+    ours, theirs = str(uuid.uuid4()), str(uuid.uuid4())
     bystander("VLLM::EngineCore")
-    inside = subprocess.Popen([*PYTHON, "import time; time.sleep(60)"])
-    (cgroup / "cgroup.procs").write_text(str(inside.pid))
-    try:
-        with_group = replace(scope, cgroups=(cgroup,))
-        assert [one.pid for one in find(with_group)] == [inside.pid]
-        assert reap(with_group, grace_s=1).left == ()
-    finally:
-        inside.kill()
-        inside.wait()
-        cgroup.rmdir()
+    group, inside = cgroup_of(ours)
+    _, stranger = cgroup_of(theirs)
+    assert job_cgroups(scope.locks) == ()  # nothing says that they belong to these locks
+    scope.locks.take("residency", identity.of_process(inside, uuid=ours)).close()
+    assert job_cgroups(scope.locks) == (group,)
+    with_group = replace(scope, cgroups=job_cgroups(scope.locks))
+    assert [one.pid for one in find(with_group)] == [inside]
+    held = scope.locks.take("admission", identity.of_process(os.getpid(), uuid=ours))
+    assert find(with_group) == ()  # its launcher lives
+    held.release()
+    assert reap(with_group, grace_s=1).left == ()
+    assert not alive(inside)
+    assert alive(stranger)
 
 
 @pytest.mark.parametrize("state", ["created", "exited", "dead", "paused"])

@@ -33,7 +33,11 @@ def reap(
     from thor_spec.serve.stop_requests import StopRequests
 
     locks, runtime = LockDirectory.find(), guard.any_runtime()
-    scope = guard.Scope.of_unit(locks, runtime=runtime) if own else guard.Scope(locks=locks, runtime=runtime)
+    scope = (
+        guard.Scope.of_unit(locks, runtime=runtime)
+        if own
+        else guard.Scope(locks=locks, cgroups=guard.job_cgroups(locks), runtime=runtime)
+    )
     if not yes:
         found = guard.find(scope)
         _show({"left": found}, as_json)

@@ -19,12 +19,13 @@ from thor_spec import env
 from thor_spec.errors import ConfigError, LockPathError, PlatformError
 from thor_spec.guard import container_cgroup, identity, marker, processes
 from thor_spec.guard.job import GRACE_S, KILL_WAIT_S
-from thor_spec.guard.locks import ADMISSION, Lock, LockDirectory
+from thor_spec.guard.locks import ADMISSION, RESIDENCY, Lock, LockDirectory
 from thor_spec.guard.processes import Process
 from thor_spec.guard.runtime import CallFailedError, Container, ContainerRuntime, NoAnswerError
 from thor_spec.guard.status import status
 
 POLL_TICK_S = 0.02
+JOB_CGROUP_PREFIX = "thor-spec-job-"  # and the uuid
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +152,31 @@ def reap(
     return Reaped(ended=tuple(one for one in found if (one.job, one.pid) not in remaining), left=left)
 
 
-def unit_job_cgroups() -> tuple[Path, ...]:
-    """Return the control group that our systemd unit delegates to its job, if this process runs in such a unit."""
+def job_cgroups(locks: LockDirectory) -> tuple[Path, ...]:
+    """Return the control groups of jobs under these locks: those whose uuid a lock's record or a mark names."""
     mount = container_cgroup.mount_point()
-    path = container_cgroup.path_of(os.getpid())
-    parts = [part for part in path.split("/") if part]
+    groups = list(mount.glob(f"**/{JOB_CGROUP_PREFIX}*")) if mount else []
+    if not groups:
+        return ()
+    known = {marked.job for marked in marker.find(locks.path)}
+    for name in (ADMISSION, RESIDENCY):
+        with suppress(LockPathError, OSError):
+            fd = locks.open(name)
+            record = identity.read(fd)
+            os.close(fd)
+            known |= {record.uuid} if record else set()
+    return tuple(group for group in groups if group.name.removeprefix(JOB_CGROUP_PREFIX) in known)
+
+
+def unit_job_cgroups() -> tuple[Path, ...]:
+    """Return the control groups of jobs below our systemd unit's own; none where no unit runs this process."""
+    mount = container_cgroup.mount_point()
+    parts = [part for part in container_cgroup.path_of(os.getpid()).split("/") if part]
     index = next((i for i, part in enumerate(parts) if part.endswith(".service")), None)
     if mount is None or index is None:
         return ()
-    return (mount.joinpath(*parts[: index + 1], "job"),)
+    unit = mount.joinpath(*parts[: index + 1])
+    return (unit / "job", *unit.glob(f"**/{JOB_CGROUP_PREFIX}*"))
 
 
 def _admission(scope: Scope) -> Lock | None:
@@ -185,7 +202,7 @@ def _sparing_the_living(scope: Scope) -> Scope:
     return Scope(
         locks=scope.locks,
         invocation=scope.invocation,
-        cgroups=(),  # the living launcher's
+        cgroups=tuple(group for group in scope.cgroups if not any(job in group.name for job in jobs)),
         runtime=scope.runtime,
         spared=frozenset(jobs),
     )
