@@ -68,7 +68,7 @@ def test_a_deaf_or_missing_service_manager_fails_nobody(tmp_path: Path) -> None:
     [
         ("60000000", None, 60.0),
         ("60000000", str(os.getpid()), 60.0),
-        ("60000000", "1", None),
+        ("60000000", str(os.getpid() + 1), None),
         (None, None, None),
         ("x", None, None),
     ],
