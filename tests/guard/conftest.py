@@ -18,6 +18,8 @@ from thor_spec.guard import processes
 from thor_spec.guard.job import Job
 from thor_spec.guard.locks import LockDirectory
 
+from .docker_stand_in import contain, docker  # noqa: F401  # fixtures
+
 # Without site: these programs only stand in for an engine, and dozens of them start.
 PYTHON = (sys.executable, "-I", "-S", "-c")
 

@@ -1,11 +1,17 @@
 """``thor-spec run``, ``status`` and ``stop``: any job under the guard, and looking at it from another terminal."""
 
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from thor_spec.errors import ConfigError, ThorSpecError
+
+if TYPE_CHECKING:
+    from thor_spec.guard.containers import ContainerJob
+    from thor_spec.guard.identity import Identity
 
 CHECK_S = 0.2
 
@@ -33,28 +39,53 @@ def run(
             show_default="4 GiB, or 3 % of all memory if more",
         ),
     ] = None,
+    container: Annotated[
+        str | None,
+        typer.Option(help="Run it in a container of this image, which must be here.", metavar="IMAGE@sha256:DIGEST"),
+    ] = None,
+    mount: Annotated[
+        list[str] | None,
+        typer.Option(help="With --container: show this path inside, at the same place; PATH:rw to write it."),
+    ] = None,
+    runtime: Annotated[
+        str, typer.Option(help="With --container: how the GPU gets in; 'default' is the daemon's own.")
+    ] = "nvidia",
+    shm_size: Annotated[
+        int | None,
+        typer.Option(help="With --container: bytes of /dev/shm.", metavar="BYTES", show_default="the host's"),
+    ] = None,
 ) -> None:
     """Run any command as the device's one job, under the memory watchdog; its exit code is passed on.
 
     A command that dies by a signal gives 128 plus the signal's number. One that takes too much memory is killed (30).
     """
     from thor_spec.guard.guarded import GuardedJob, Settings
-    from thor_spec.guard.identity import Identity
     from thor_spec.serve.stop_requests import StopRequests
 
-    if not context.obj.rest:
+    argv = context.obj.rest
+    if not argv:
         raise ConfigError("thor-spec run needs a command after --. Example: thor-spec run -- python train.py")
+    if container is None and (mount or shm_size is not None):
+        raise ConfigError("--mount and --shm-size are for a container. Name its image with --container.")
 
-    def waiting(holder: Identity | None) -> None:
+    def waiting(holder: "Identity | None") -> None:
         print(f"Waiting for {holder.describe() if holder else 'the device'}", file=sys.stderr)
 
     with StopRequests() as stopping:
-        argv = context.obj.rest
+        title = f"run {argv[0]}"
+        if container is not None:
+            contained = _contain(container, mount or [], runtime, shm_size, argv, title, grace, wait, waiting)
+            with contained as job:
+                while (code := job.wait(CHECK_S)) is None and not stopping.any:
+                    pass
+                if code is None:
+                    code = job.stop(skip_grace=stopping.urgent)
+            raise typer.Exit(0 if stopping.any else code)
         with GuardedJob.start(
             argv,
             settings=Settings(floor_bytes=memory_floor),
             notice=lambda line: print(f"thor-spec: {line}", file=sys.stderr),
-            title=f"run {argv[0]}",
+            title=title,
             grace_s=grace,
             wait=wait,
             report=waiting,
@@ -68,6 +99,31 @@ def run(
                 guarded.check()  # the end may be the watchdog's doing
                 guarded.cause = f"the command ended with status {code}"
     raise typer.Exit(0 if stopping.any else code)
+
+
+def _contain(
+    image: str,
+    mounts: list[str],
+    runtime: str,
+    shm_size: int | None,
+    argv: tuple[str, ...],
+    title: str,
+    grace_s: float,
+    wait: bool,
+    report: "Callable[[Identity | None], None]",
+) -> "ContainerJob":
+    from thor_spec.guard.container_spec import ContainerSpec, Mount
+    from thor_spec.guard.containers import ContainerJob
+
+    spec = ContainerSpec(
+        image=image,
+        mounts=tuple(Mount(Path(path.removesuffix(":rw")), path.endswith(":rw")) for path in mounts),
+        gpu_runtime=None if runtime == "default" else runtime,
+        shm_bytes=shm_size,
+    )
+    for warning in spec.warnings():
+        print(f"thor-spec: {warning}", file=sys.stderr)
+    return ContainerJob.start(argv, spec=spec, title=title, grace_s=grace_s, wait=wait, report=report)
 
 
 def status(

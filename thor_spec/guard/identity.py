@@ -30,6 +30,7 @@ class Identity:
     unit: str | None = None
     log_file: str | None = None
     url: str | None = None
+    container: str | None = None  # id, for a job in a container
     started_at: str  # UTC, ISO 8601
     phase: str = "starting"
     floor_bytes: int | None = None  # the MemAvailable that the watchdog defends
@@ -95,7 +96,7 @@ def decode(record: bytes) -> Identity | None:
     argv = fields.get("argv")
     numbers = (fields.get("pid"), fields.get("start_ticks"))
     texts = tuple(fields.get(name) for name in ("boot_id", "uuid", "title", "started_at", "phase"))
-    maybe = tuple(fields.get(name) for name in ("unit", "log_file", "url"))
+    maybe = tuple(fields.get(name) for name in ("unit", "log_file", "url", "container"))
     figures = tuple(fields.get(name) for name in ("floor_bytes", "token_at_s"))
     if not (
         isinstance(argv, list)

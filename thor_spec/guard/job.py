@@ -16,8 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Self
 
+from thor_spec.env import child_environment
 from thor_spec.errors import StuckInKernelError
-from thor_spec.guard import cgroup, identity, orphans, processes, shim
+from thor_spec.guard import cgroup, identity, marker, orphans, processes, shim
 from thor_spec.guard.identity import Identity
 from thor_spec.guard.locks import ADMISSION, RESIDENCY, Lock, LockDirectory
 from thor_spec.guard.members import Members
@@ -68,12 +69,12 @@ class Job:
         grace_s: float = GRACE_S,
         wait: bool = False,
         report: Callable[[Identity | None], None] | None = None,
-        find_orphans: Callable[[], Iterable[orphans.Orphan]] = orphans.find,
+        find_orphans: Callable[[], Iterable[orphans.Orphan]] | None = None,
     ) -> Self:
         """Start ``argv`` under a shim, with nothing on its stdin.
 
         Args:
-            env: the whole environment; None inherits ours.
+            env: the whole environment; None inherits ours. The mark of the job joins it.
             output: where stdout and stderr go: a file to append to, a descriptor, ``subprocess.PIPE``; None inherits.
             admission: held by the caller, who keeps it after the job; None takes it for the life of the job.
             grace_s: seconds between SIGTERM and SIGKILL, also when this process dies.
@@ -83,8 +84,10 @@ class Job:
         """
         directory = locks or LockDirectory.find()
         log_file = str(output) if isinstance(output, Path) else None
-        known_uuid = str(uuid.uuid4())
-        known = {"uuid": known_uuid, "argv": tuple(argv), "title": title, "unit": unit, "url": url}
+        job_uuid = str(uuid.uuid4())
+        mark = marker.environment(job_uuid, directory.path)
+        environment = child_environment(mark) if env is None else {**env, **mark}
+        known = {"uuid": job_uuid, "argv": tuple(argv), "title": title, "unit": unit, "url": url}
         record = identity.of_process(os.getpid(), log_file=log_file, **known)
         held = admission or directory.take(ADMISSION, wait=wait, report=report)
         try:
@@ -93,9 +96,9 @@ class Job:
             residency = directory.take(RESIDENCY, wait=wait, report=report)
             leaf = None
             try:
-                orphans.refuse(find_orphans())
-                leaf = cgroup.create(known_uuid)
-                process = _start_shim(argv, residency.fd, env, cwd, output, grace_s, leaf)
+                orphans.refuse(orphans.find(directory.path) if find_orphans is None else find_orphans())
+                leaf = cgroup.create(job_uuid)
+                process = _start_shim(argv, residency.fd, environment, cwd, output, grace_s, leaf)
                 with suppress(ProcessLookupError):
                     residency.write(identity.of_process(process.pid, log_file=log_file, **known))
             except BaseException:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from thor_spec.errors import BusyError, LockPathError, PlatformError
+from thor_spec.errors import BusyError, LockPathError, OrphanError, PlatformError
 from thor_spec.guard import identity, memory, processes, sensors
 from thor_spec.guard.identity import Identity
 from thor_spec.guard.locks import ADMISSION, RECORD_WAIT_S, RESIDENCY, LockDirectory
@@ -52,15 +52,38 @@ class Stopped:
     free: bool
 
 
-def locked_inodes(text: str) -> set[tuple[int, int, int]]:
-    """Return major, minor and inode of each flock that is held, from the text of ``/proc/locks``."""
-    found = set()
+def flocks(text: str) -> dict[tuple[int, int, int], int]:
+    """Return the pid that took each held flock, by major, minor and inode, from the text of ``/proc/locks``."""
+    found = {}
     for line in text.splitlines():
         fields = line.split()
         if len(fields) > 5 and fields[1] == "FLOCK":  # a waiter has "->" there
             major, minor, inode = fields[5].split(":")
-            found.add((int(major, 16), int(minor, 16), int(inode)))
+            found[int(major, 16), int(minor, 16), int(inode)] = int(fields[4])
     return found
+
+
+def locked_inodes(text: str) -> set[tuple[int, int, int]]:
+    """Return major, minor and inode of each flock that is held, from the text of ``/proc/locks``."""
+    return set(flocks(text))
+
+
+def taken_by(directory: LockDirectory, name: str) -> int | None:
+    """Return the pid of the process that took a lock, maybe dead by now; None when the kernel's table shows none.
+
+    Raises: LockPathError.
+    """
+    fd = directory.open(name)
+    try:
+        info = os.fstat(fd)
+    finally:
+        os.close(fd)
+    return flocks(_table()).get((os.major(info.st_dev), os.minor(info.st_dev), info.st_ino))
+
+
+def _table() -> str:
+    with open("/proc/locks", encoding="ascii") as file:
+        return file.read()
 
 
 def _look(directory: LockDirectory, name: str) -> tuple[bool, Identity | None]:
@@ -70,8 +93,7 @@ def _look(directory: LockDirectory, name: str) -> tuple[bool, Identity | None]:
         record = identity.read(fd)
     finally:
         os.close(fd)
-    with open("/proc/locks", encoding="ascii") as file:
-        held = locked_inodes(file.read())
+    held = locked_inodes(_table())
     return (os.major(info.st_dev), os.minor(info.st_dev), info.st_ino) in held, record
 
 
@@ -129,7 +151,8 @@ def stop(locks: LockDirectory | None = None, *, now: bool = False, timeout_s: fl
         now: send a second signal, which skips the grace.
         timeout_s: seconds to wait; the answer says whether it sufficed.
 
-    Raises: LockPathError, if the job belongs to another user; BusyError, if no record names the holder.
+    Raises: LockPathError, if the job belongs to another user; BusyError, if no record names the holder; OrphanError,
+        for a container whose launcher is gone.
     """
     directory = locks or LockDirectory.find()
     named_by = time.monotonic() + RECORD_WAIT_S
@@ -143,6 +166,12 @@ def stop(locks: LockDirectory | None = None, *, now: bool = False, timeout_s: fl
         raise BusyError(
             f"{first.lock_dir} is locked, and its record names no live process, so there is nobody to signal safely. "
             "Try again in a moment, or look for the holder with `lslocks`."
+        )
+    if holder.container and not first.admission_held:
+        # Its first process may be deaf to a plain SIGTERM, as every first process of a pid namespace is.
+        raise OrphanError(
+            f"Container {holder.container[:12]} runs without its launcher: {holder.describe()}. "
+            "End it with `thor-spec reap --yes`."
         )
     try:
         processes.send(process, signal.SIGTERM)
