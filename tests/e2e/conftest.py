@@ -9,7 +9,8 @@ from tests.e2e.served import Served
 @pytest.fixture(scope="session")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The default of ``thor-spec serve``: the tiny hybrid with its drafter."""
-    options = ("--context", "2048", "--draft-tokens", "7", "--", "--logprobs-mode", "raw_logits")
+    size = ("--context", "2048", "--draft-tokens", "7", "--kv-cache-memory", str(1 << 30))
+    options = (*size, "--", "--logprobs-mode", "raw_logits")
     with Served(tmp_path_factory.mktemp("hybrid"), *options) as served:
         yield served.wait_ready()
         assert served.stop() == 0

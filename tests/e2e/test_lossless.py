@@ -82,7 +82,8 @@ def tie_bound(found: list[tuple[float, int]], layers: int) -> float:
 def test_greedy_tokens_with_drafts_equal_those_without(
     pair: str, hybrid: Served, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    options = ("--context", "2048", "--", "--logprobs-mode", "raw_logits", "--max-logprobs", str(VOCABULARY))
+    size = ("--context", "2048", "--kv-cache-memory", str(1 << 30))
+    options = (*size, "--", "--logprobs-mode", "raw_logits", "--max-logprobs", str(VOCABULARY))
 
     def answers(served: Served) -> list[Any]:
         return [post(served, pair, prompt, max_tokens=TOKENS) for prompt in PROMPTS]

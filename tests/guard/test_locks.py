@@ -39,7 +39,7 @@ def test_a_held_lock_names_its_holder_at_once(locks: LockDirectory) -> None:
     record = identity.of_process(os.getpid(), uuid="u", argv=("vllm", "serve", "tiny"), title="demo")
     held = locks.take(ADMISSION, record)
     begun = time.monotonic()
-    with pytest.raises(BusyError, match=rf"pid {os.getpid()} \(demo\), started 20.*vllm serve tiny.*`thor-spec stop`"):
+    with pytest.raises(BusyError, match=rf"pid {os.getpid()} \(demo\), started 20.*`thor-spec stop`"):
         locks.take(ADMISSION)
     assert time.monotonic() - begun < 1
     held.release()

@@ -50,8 +50,7 @@ class Identity:
 
     def describe(self) -> str:
         """Return one line: pid, title, start time and command. Safe to print: the file may be writable by others."""
-        title = f" ({self.title})" if self.title else ""
-        line = f"pid {self.pid}{title}, started {self.started_at}: {shlex.join(self.argv)}"
+        line = f"pid {self.pid} ({self.title or shlex.join(self.argv)}), started {self.started_at}"
         return "".join(c if c.isprintable() else "?" for c in line)
 
 

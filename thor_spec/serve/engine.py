@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from thor_spec.serve.canary import Outcome
 
 POLL_S = 0.1
+SERVING_POLL_S = 0.5  # the engine needs the cores now
 HEALTH_TIMEOUT_S = 2.0
 THIN_MARGIN_BYTES = 2 * GIB
 
@@ -65,6 +66,9 @@ class Engine:
 
         Raises: EngineStartError, StartDeadlineError, PlatformError, CanaryError, and what the guard raises.
         """
+        # Imported while the engine loads, not when it is up: the HTTP client and the parser take a third of a second.
+        from thor_spec.serve import canary  # noqa: F401
+
         while not self._healthy():
             if self._stop.any:
                 return None
@@ -98,7 +102,7 @@ class Engine:
                 self._events.alive()
             if watch.engine_died:
                 raise EngineDeadError(f"{watch.engine_died}: {self._odd_line()}\nSee {self._log_file}.")
-            self._job.wait(POLL_S)
+            self._job.wait(SERVING_POLL_S)
 
     def ready(self, outcome: "Outcome", seconds: float) -> Ready:
         """Return what READY reports."""
