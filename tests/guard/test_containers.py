@@ -20,8 +20,7 @@ from thor_spec.errors import (
     PlatformError,
     StuckInKernelError,
 )
-from thor_spec.guard import container_cgroup, orphans, processes, runtime
-from thor_spec.guard.container_cgroup import ContainerCgroup
+from thor_spec.guard import cgroup, orphans, processes, runtime
 from thor_spec.guard.container_spec import ContainerSpec, Mount
 from thor_spec.guard.containers import ContainerJob
 from thor_spec.guard.job import Job
@@ -334,8 +333,8 @@ def test_row08_a_running_job_is_stopped_without_the_daemon(
 ) -> None:
     job = contain(engine.argv("ignore()", "os.setsid(); ignore()"))
     if way == "first process":
-        job._cgroup = None
-    elif job._cgroup is None:
+        job.members.cgroup = None
+    elif job.members.cgroup is None:
         pytest.skip("not run: cgroup v2 cannot be written here")
     job._runtime = docker.impatient(answer_s=0.3)
     pids = [engine.pid("first"), engine.pid("child1")]
@@ -472,7 +471,7 @@ def test_a_survivor_keeps_the_locks(
     with monkeypatch.context() as patch:
         patch.setattr(ContainerJob, "_request", lambda *_: None)
         patch.setattr(ContainerJob, "_is_seen_alive", lambda _: True)
-        job._cgroup = None
+        job.members.cgroup = None
         with pytest.raises(StuckInKernelError, match=r"container .*reboot"):
             job.stop(grace_s=0.05, kill_wait_s=0.1)
         job.close()
@@ -575,11 +574,9 @@ def test_ctrl_c_stops_the_container(docker: Docker, locks: LockDirectory, engine
 def test_a_control_group_is_ours_only_by_the_containers_id(
     monkeypatch: pytest.MonkeyPatch, path: str, found: str | None
 ) -> None:
-    monkeypatch.setattr(container_cgroup, "path_of", lambda _: path.replace("ID", "a" * 64))
-    monkeypatch.setattr(container_cgroup, "mount_point", lambda: Path("/nowhere"))
-    expected = ContainerCgroup(Path("/nowhere") / found.replace("ID", "a" * 64)) if found else None
-    assert container_cgroup.of_container(1, "a" * 64) == expected
-    assert container_cgroup.of_container(1, "b" * 64) is None
-    assert container_cgroup.of_container(1, "a") is None
-    gone = ContainerCgroup(Path("/nowhere"))
-    assert (gone.kill(), gone.is_populated, gone.pids()) == (False, False, ())
+    monkeypatch.setattr(cgroup, "of_process", lambda _: f"/nowhere{path.replace('ID', 'a' * 64)}")
+    expected = f"/nowhere/{found.replace('ID', 'a' * 64)}" if found else None
+    assert cgroup.of_container(1, "a" * 64) == expected
+    assert cgroup.of_container(1, "b" * 64) is None
+    assert cgroup.of_container(1, "a") is None
+    assert (cgroup.kill("/nowhere"), cgroup.is_populated("/nowhere"), cgroup.pids("/nowhere")) == (False, False, ())

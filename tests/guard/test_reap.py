@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from thor_spec.errors import BusyError, ConfigError, ContainerRuntimeError, OrphanError
-from thor_spec.guard import identity, marker, orphans, processes
-from thor_spec.guard.container_cgroup import mount_point
+from thor_spec.guard import cgroup, identity, marker, orphans, processes
 from thor_spec.guard.containers import ContainerJob
 from thor_spec.guard.job import Job
 from thor_spec.guard.locks import LockDirectory
@@ -258,8 +257,7 @@ def cgroup_of() -> Iterator[Callable[[str], tuple[Path, int]]]:
     made: list[tuple[Path, subprocess.Popen[bytes]]] = []
 
     def cgroup_of(job: str) -> tuple[Path, int]:
-        mount = mount_point()
-        group = (mount or Path("/proc")) / f"thor-spec-job-{job}"
+        group = Path(cgroup.mount_point() or "/proc") / f"{cgroup.PREFIX}{job}"
         try:
             group.mkdir()
         except OSError:
@@ -284,7 +282,7 @@ def test_who_is_in_a_job_cgroup_is_left_over(
     _, stranger = cgroup_of(theirs)
     assert job_cgroups(scope.locks) == ()  # nothing says that they belong to these locks
     scope.locks.take("residency", identity.of_process(inside, uuid=ours)).close()
-    assert job_cgroups(scope.locks) == (group,)
+    assert job_cgroups(scope.locks) == (str(group),)
     with_group = replace(scope, cgroups=job_cgroups(scope.locks))
     assert [one.pid for one in find(with_group)] == [inside]
     held = scope.locks.take("admission", identity.of_process(os.getpid(), uuid=ours))

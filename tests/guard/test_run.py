@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from thor_spec.guard.memory import ProcMemory
 
 from .conftest import until
 
@@ -46,14 +49,33 @@ def ask(environment: dict[str, str], *arguments: str) -> Any:
 
 
 def test_row16_run_is_guarded_and_ends_with_30(run: Run, environment: dict[str, str]) -> None:
-    process = run("--memory-floor", str(1 << 60), "--", "sleep", "60")
+    # Really takes memory, until it is stopped or has what this machine can spare for a test.
+    hog = "import time; taken = [bytearray(b'1') * (1 << 27) for _ in range(32)]; time.sleep(60)"
+    floor = ProcMemory().read().available_bytes - (1 << 30)
+    process = run("--memory-floor", str(floor), "--", sys.executable, "-c", hog)
     assert process.wait(20) == 30
     assert process.stderr is not None
     text = process.stderr.read()
-    assert "thor-spec: The job was killed to keep the board alive: floor: MemAvailable" in text
+    assert re.search("thor-spec: The job was killed to keep the board alive: (floor|slope): MemAvailable", text)
     assert "Traceback" not in text
     last = ask(environment, "--last")
-    assert (last["exit_code"], last["title"], last["trigger"]["kind"]) == (30, "run sleep", "floor")
+    assert (last["exit_code"], last["title"]) == (30, f"run {sys.executable}")
+    assert last["trigger"]["floor_bytes"] == floor
+
+
+def test_a_job_that_does_not_fit_is_not_started(run: Run, environment: dict[str, str], tmp_path: Path) -> None:
+    process = run("--memory-floor", str(1 << 60), "--", "touch", str(tmp_path / "started"))
+    assert process.wait(20) == 12
+    assert process.stderr is not None
+    assert re.search(r"Only \S+ GiB of memory are available, .*drop_caches.*--memory-floor", process.stderr.read())
+    assert not (tmp_path / "started").exists()
+    assert ask(environment)["held"] is False
+
+
+def test_a_busy_device_is_told_before_memory_that_its_job_has_taken(run: Run, environment: dict[str, str]) -> None:
+    run("--memory-floor", "0", "--", "sleep", "60")
+    until(lambda: ask(environment)["held"])
+    assert run("--memory-floor", str(1 << 60), "--", "true").wait(20) == 10
 
 
 def test_status_shows_a_run_and_its_margin(run: Run, environment: dict[str, str]) -> None:

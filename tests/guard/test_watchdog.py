@@ -228,7 +228,8 @@ def test_row10_a_watchdog_with_a_reused_pid_signals_nobody(
         watchdog_handle.socket.AF_UNIX, watchdog_handle.socket.SOCK_SEQPACKET
     )
     proc.available(1.0)
-    options = ("--shim", other.pid, "--shim-ticks", wrong, "--supervisor", other.pid, "--supervisor-ticks", wrong)
+    root = ("--root", other.pid, "--root-ticks", wrong, "--root-is", "shim")
+    options = (*root, "--supervisor", other.pid, "--supervisor-ticks", wrong)
     rest = ("--socket", theirs.fileno(), "--state", state_dir, "--job", "{}")
     command = (sys.executable, "-P", "-m", "thor_spec.guard.watchdog", *map(str, (*options, *sources, *rest)))
     # Both named processes are gone, by their start times: it finds nobody to kill, and ends.
@@ -299,7 +300,7 @@ def test_row16_bystanders_live(guard: Guard, engine: Engine, proc: FakeProc, bys
     argv = engine.argv(DEAF)
     bystander("VLLM::EngineCore")
     bystander(sys.executable, *argv)
-    bystander("python", "-P", "-m", "thor_spec.guard.watchdog", "--shim", "1")
+    bystander("python", "-P", "-m", "thor_spec.guard.watchdog", "--root", "1")
     job = guard(argv)
     proc.available(3.5)
     with pytest.raises(MemoryGuardError):

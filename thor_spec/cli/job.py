@@ -10,7 +10,7 @@ import typer
 from thor_spec.errors import ConfigError, ThorSpecError
 
 if TYPE_CHECKING:
-    from thor_spec.guard.containers import ContainerJob
+    from thor_spec.guard.container_spec import ContainerSpec
     from thor_spec.guard.identity import Identity
 
 CHECK_S = 0.2
@@ -71,49 +71,38 @@ def run(
     def waiting(holder: "Identity | None") -> None:
         print(f"Waiting for {holder.describe() if holder else 'the device'}", file=sys.stderr)
 
-    with StopRequests() as stopping:
-        title = f"run {argv[0]}"
-        if container is not None:
-            contained = _contain(container, mount or [], runtime, shm_size, argv, title, grace, wait, waiting)
-            with contained as job:
-                while (code := job.wait(CHECK_S)) is None and not stopping.any:
-                    pass
-                if code is None:
-                    code = job.stop(skip_grace=stopping.urgent)
-            raise typer.Exit(0 if stopping.any else code)
-        with GuardedJob.start(
+    def tell(line: str) -> None:
+        print(f"thor-spec: {line}", file=sys.stderr)
+
+    spec = None if container is None else _spec(container, mount or [], runtime, shm_size, tell)
+    with (
+        StopRequests() as stopping,
+        GuardedJob.start(
             argv,
+            spec=spec,
             settings=Settings(floor_bytes=memory_floor),
-            notice=lambda line: print(f"thor-spec: {line}", file=sys.stderr),
-            title=title,
+            notice=tell,
+            title=f"run {argv[0]}",
             grace_s=grace,
             wait=wait,
             report=waiting,
-        ) as guarded:
-            guarded.note_phase("running")
-            while (code := guarded.job.wait(CHECK_S)) is None and not stopping.any:
-                guarded.check()
-            if code is None:
-                code = guarded.stop(skip_grace=stopping.urgent)
-            else:
-                guarded.check()  # the end may be the watchdog's doing
-                guarded.cause = f"the command ended with status {code}"
+        ) as guarded,
+    ):
+        guarded.note_phase("running")
+        while (code := guarded.job.wait(CHECK_S)) is None and not stopping.any:
+            guarded.check()
+        if code is None:
+            code = guarded.stop(skip_grace=stopping.urgent)
+        else:
+            guarded.check()  # the end may be the watchdog's doing
+            guarded.cause = f"the command ended with status {code}"
     raise typer.Exit(0 if stopping.any else code)
 
 
-def _contain(
-    image: str,
-    mounts: list[str],
-    runtime: str,
-    shm_size: int | None,
-    argv: tuple[str, ...],
-    title: str,
-    grace_s: float,
-    wait: bool,
-    report: "Callable[[Identity | None], None]",
-) -> "ContainerJob":
+def _spec(
+    image: str, mounts: list[str], runtime: str, shm_size: int | None, warn: "Callable[[str], None]"
+) -> "ContainerSpec":
     from thor_spec.guard.container_spec import ContainerSpec, Mount
-    from thor_spec.guard.containers import ContainerJob
 
     spec = ContainerSpec(
         image=image,
@@ -122,8 +111,8 @@ def _contain(
         shm_bytes=shm_size,
     )
     for warning in spec.warnings():
-        print(f"thor-spec: {warning}", file=sys.stderr)
-    return ContainerJob.start(argv, spec=spec, title=title, grace_s=grace_s, wait=wait, report=report)
+        warn(warning)
+    return spec
 
 
 def status(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from thor_spec import env as surroundings
 from thor_spec.errors import BusyError, LockPathError, PlatformError
-from thor_spec.guard import container_cgroup, container_spec, entrypoint, marker, processes
+from thor_spec.guard import cgroup, container_spec, entrypoint, marker, processes
 from thor_spec.guard.container_spec import ContainerSpec
 from thor_spec.guard.locks import RESIDENCY, LockDirectory
 from thor_spec.guard.runtime import CallFailedError, Container, ContainerRuntime, NoAnswerError
@@ -121,10 +121,10 @@ def kill_without_runtime(created: str, directory: LockDirectory, job: str) -> No
         holder = processes.read(taken_by(directory, RESIDENCY) or 0)
     except LockPathError:
         return
-    cgroup = container_cgroup.of_container(holder.pid, created) if holder else None
-    if holder is None or not (cgroup or marker.carries(holder, job)):
+    group = cgroup.of_container(holder.pid, created) if holder else None
+    if holder is None or not (group or marker.carries(holder, job)):
         return  # not provably ours
-    if not (cgroup and cgroup.kill()):
+    if not (group and cgroup.kill(group)):
         with suppress(PermissionError):
             processes.send(holder, signal.SIGKILL)
 

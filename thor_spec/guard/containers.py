@@ -8,28 +8,28 @@ lets go, starts the container, and believes in it only once the lock is seen hel
 import math
 import os
 import signal
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from thor_spec.errors import LockPathError, OrphanError, StuckInKernelError
-from thor_spec.guard import container_cgroup, container_launch, identity, marker, orphans, processes
+from thor_spec.guard import cgroup, container_launch, container_log, identity, marker, orphans, processes
 from thor_spec.guard.container_launch import CONFIRM_S
+from thor_spec.guard.container_log import ContainerLog
 from thor_spec.guard.container_spec import ContainerSpec
 from thor_spec.guard.identity import Identity
 from thor_spec.guard.job import GRACE_S, KILL_WAIT_S, POLL_TICK_S
 from thor_spec.guard.locks import ADMISSION, RESIDENCY, Lock, LockDirectory
+from thor_spec.guard.members import Members
 from thor_spec.guard.runtime import CallFailedError, Container, ContainerRuntime, NoAnswerError
 from thor_spec.guard.status import taken_by
 
 ASK_TICK_S = 0.05
 BLIND_ASK_TICK_S = 1.0  # where only the runtime can tell whether the container lives
-FOLLOW_TICK_S = 1.0  # between two clients that die
 DEAF_S = 30.0  # after no answer, the runtime is not asked again for this long
 UNKNOWN_STATUS = 128 + signal.SIGKILL
 
@@ -50,20 +50,17 @@ class ContainerJob:
     ) -> None:
         self.identity = record
         self.container = container
+        self.grace_s = grace_s
+        self.members = _members(container)
         self._runtime = runtime
         self._admission = admission
         self._owns_admission = owns_admission
-        self._grace_s = grace_s
         self._exit_status: int | None = None
         self._removed = False
+        self._removal_failed = False
         self._asked_at = -math.inf
         self._deaf_until = -math.inf
-        self._first = _first_process(container)
-        self._cgroup = container_cgroup.of_container(self._first.pid, container.id) if self._first else None
-        self._output = output
-        self._follower: subprocess.Popen[bytes] | None = None
-        self._followed_at: float | None = None
-        self._follow()
+        self._log = ContainerLog(runtime, container.id, output)
 
     @classmethod
     def start(
@@ -83,6 +80,7 @@ class ContainerJob:
         wait: bool = False,
         report: Callable[[Identity | None], None] | None = None,
         find_orphans: Callable[[], Iterable[orphans.Orphan]] | None = None,
+        preflight: Callable[[], None] = lambda: None,
         runtime: ContainerRuntime | None = None,
         confirm_s: float = CONFIRM_S,
     ) -> Self:
@@ -111,7 +109,8 @@ class ContainerJob:
             client = runtime or ContainerRuntime.find()
             orphans.refuse(orphans.of_containers(client.containers()))
             orphans.refuse(orphans.find(directory.path) if find_orphans is None else find_orphans())
-            sink = _open(output)
+            preflight()
+            sink = container_log.open_output(output)
             created = container_launch.create(client, spec, argv, env or {}, cwd, directory, record.uuid)
             container = container_launch.start(client, created, directory, confirm_s)
             record = replace(record, container=container.id)
@@ -192,7 +191,7 @@ class ContainerJob:
                 admission=held,
                 owns_admission=admission is None,
                 grace_s=grace_s,
-                output=_open(output),
+                output=container_log.open_output(output),
             )
         except BaseException:
             if admission is None:
@@ -202,19 +201,21 @@ class ContainerJob:
     @property
     def pid(self) -> int:
         """Pid of the container's first process on the host; 0 where it cannot be told."""
-        return self._first.pid if self._first else 0
+        return self.members.root.pid
 
-    def note(self, *, phase: str | None = None, url: str | None = None) -> None:
-        """Update the record that ``thor-spec status`` shows."""
-        self.identity = replace(self.identity, phase=phase or self.identity.phase, url=url or self.identity.url)
+    def note(self, **changes: Any) -> None:
+        """Update fields of the record that ``thor-spec status`` shows."""
+        self.identity = replace(self.identity, **changes)
         self._admission.write(self.identity)
+
+    def verify_lock(self) -> None:
+        """Check that admission still excludes others. Raises: LockPathError, as ``Lock.verify`` does."""
+        self._admission.verify()
 
     def _name_resident(self, directory: LockDirectory) -> None:
         """Name the container's first process in the residency record: inside, the lock file is read-only."""
-        if self._first is None:
-            return
         with suppress(ProcessLookupError, LockPathError):
-            resident = identity.of_process(self._first.pid, uuid=self.identity.uuid)
+            resident = identity.of_process(self.pid, uuid=self.identity.uuid)
             lock = Lock(directory.path / RESIDENCY, directory.open(RESIDENCY))
             lock.write(
                 replace(self.identity, pid=resident.pid, start_ticks=resident.start_ticks, boot_id=resident.boot_id)
@@ -223,10 +224,7 @@ class ContainerJob:
 
     def pids(self) -> tuple[int, ...]:
         """Return the live processes of the job, by their pids on the host."""
-        found = set(self._cgroup.pids()) if self._cgroup else set()
-        if self._first and processes.is_same(self._first):
-            found |= {self._first.pid, *(p.pid for p in processes.descendants(self._first.pid))}
-        return tuple(sorted(pid for pid in found if (process := processes.read(pid)) and process.is_live))
+        return tuple(process.pid for process in self.members.census())
 
     def poll(self) -> int | None:
         """Return the exit status of the command once no process of the container is left, else None.
@@ -236,7 +234,7 @@ class ContainerJob:
         if self._exit_status is None and not self._is_seen_alive():
             self._exit_status = self._end()
         if self._exit_status is None:
-            self._follow()
+            self._log.follow()
         return self._exit_status
 
     def wait(self, timeout_s: float | None = None) -> int | None:
@@ -257,7 +255,7 @@ class ContainerJob:
 
         Raises: StuckInKernelError, if the container survives; both locks stay held then.
         """
-        deadline = time.monotonic() + (self._grace_s if grace_s is None else grace_s)
+        deadline = time.monotonic() + (self.grace_s if grace_s is None else grace_s)
         if self.poll() is None:
             self._request("TERM", signal.SIGTERM)
         while self.poll() is None and time.monotonic() < deadline and not skip_grace():
@@ -270,7 +268,7 @@ class ContainerJob:
         Raises: StuckInKernelError, as ``stop`` does.
         """
         # The kernel needs no daemon; the daemon is for those who may not write to the control group.
-        if self.poll() is None and not (self._cgroup and self._cgroup.kill()):
+        if self.poll() is None and not (self.members.cgroup and cgroup.kill(self.members.cgroup)):
             self._request("KILL", signal.SIGKILL)
         code = self.wait(kill_wait_s)
         if code is None:
@@ -281,31 +279,33 @@ class ContainerJob:
             )
         return code
 
+    def remove(self) -> None:
+        """Remove the container, if it has ended.
+
+        Raises: ContainerRuntimeError, if that could not be done; it is tried once.
+        """
+        if self.poll() is None or self._removed or self._removal_failed:
+            return
+        self._removal_failed = True
+        self._log.close()
+        if not self._runtime.remove(self.container.id):
+            raise CallFailedError(
+                f"{self.container.describe()} has ended and cannot be removed, so the next start is refused. "
+                "Run `thor-spec reap --yes`."
+            )
+        self._removed, self._removal_failed = True, False
+
     def close(self) -> None:
         """Remove the container and release admission, if the job has ended.
 
-        Raises: ContainerRuntimeError, if the container could not be removed; admission is released all the same.
+        Raises: ContainerRuntimeError, as ``remove`` does; admission is released all the same.
         """
         if self.poll() is None:
             return
-        if self._follower:
-            with suppress(subprocess.TimeoutExpired):
-                self._follower.wait(2)  # the last lines
-            self._follower.kill()
-            self._follower.wait()
-            self._follower = None
-        if self._output is not None:
-            os.close(self._output)
-            self._output = None
         try:
-            if not self._removed:
-                self._removed = self._runtime.remove(self.container.id)
-                if not self._removed:
-                    raise CallFailedError(
-                        f"{self.container.describe()} has ended and cannot be removed, so the next start is refused. "
-                        "Run `thor-spec reap --yes`."
-                    )
+            self.remove()
         finally:
+            self._log.close()
             if self._owns_admission:
                 self._admission.release()
 
@@ -329,20 +329,18 @@ class ContainerJob:
                     return
             except NoAnswerError:
                 self._deaf_until = time.monotonic() + DEAF_S
-        if self._first:
-            with suppress(PermissionError):
-                processes.send(self._first, signum)
+        with suppress(PermissionError):
+            processes.send(self.members.root, signum)
 
     def _is_seen_alive(self) -> bool:
         """Whether the kernel shows a process of the container; False may mean that it cannot be seen from here."""
-        if self._first is None:
-            return False
-        return processes.is_same(self._first) or bool(self._cgroup and self._cgroup.is_populated)
+        group = self.members.cgroup
+        return processes.is_same(self.members.root) or bool(group and cgroup.is_populated(group))
 
     def _end(self) -> int | None:
         """Return the exit status that the runtime tells; None while it sees the container run, or does not say."""
         now = time.monotonic()
-        if now >= max(self._deaf_until, self._asked_at + (ASK_TICK_S if self._first else BLIND_ASK_TICK_S)):
+        if now >= max(self._deaf_until, self._asked_at + (ASK_TICK_S if self.pid else BLIND_ASK_TICK_S)):
             try:
                 found = self._runtime.inspect([self.container.id])
             except NoAnswerError:
@@ -354,28 +352,14 @@ class ContainerJob:
                 if not found or not found[0].is_running:
                     return found[0].exit_code if found else UNKNOWN_STATUS
             self._asked_at = time.monotonic()
-        return UNKNOWN_STATUS if self._first and time.monotonic() < self._deaf_until else None
-
-    def _follow(self) -> None:
-        """Keep the log coming: a client that dies does not touch the container, and is replaced."""
-        now = time.time()  # the runtime's stamps are wall clock too
-        if self._follower and self._follower.poll() is None:
-            self._followed_at = now
-        elif self._followed_at is None or now >= self._followed_at + FOLLOW_TICK_S:
-            self._follower = self._runtime.follow(self.container.id, self._output, since=self._followed_at)
-            self._followed_at = now
+        return UNKNOWN_STATUS if self.pid and time.monotonic() < self._deaf_until else None
 
 
-def _open(output: Path | int | None) -> int | None:
-    if isinstance(output, Path):
-        return os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    return None if output is None else os.dup(output)
-
-
-def _first_process(container: Container) -> processes.Process | None:
-    """Return the container's first process, if it provably is: the runtime may be on another machine."""
-    process = processes.read(container.pid) if container.pid else None
-    if process is None or not process.is_live:
-        return None
-    proven = container_cgroup.of_container(process.pid, container.id) or marker.carries(process, container.job)
-    return process if proven else None
+def _members(container: Container) -> Members:
+    """Return the container's processes; nobody, unless they provably are: the runtime may be on another machine."""
+    first = processes.read(container.pid) if container.pid else None
+    if first is None or not first.is_live:
+        return Members(processes.NOBODY, has_shim=False)
+    group = cgroup.of_container(first.pid, container.id)
+    proven = group is not None or marker.carries(first, container.job)
+    return Members(first if proven else processes.NOBODY, group, has_shim=False)

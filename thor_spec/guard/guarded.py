@@ -9,6 +9,8 @@ from typing import Any, Self
 
 from thor_spec import env
 from thor_spec.errors import (
+    CapacityError,
+    ContainerRuntimeError,
     GuardFailureError,
     LockPathError,
     MemoryGuardError,
@@ -17,8 +19,11 @@ from thor_spec.errors import (
     ThorSpecError,
 )
 from thor_spec.guard import memory_return, state
+from thor_spec.guard.container_spec import ContainerSpec
+from thor_spec.guard.containers import ContainerJob
 from thor_spec.guard.job import KILL_WAIT_S, Job
-from thor_spec.guard.memory import MemorySource, ProcMemory, default_floor_bytes
+from thor_spec.guard.memory import MemorySource, ProcMemory, Reading, default_floor_bytes
+from thor_spec.guard.triggers import gib
 from thor_spec.guard.watchdog_handle import Sources, Watchdog
 
 LOCK_CHECK_S = 1.0
@@ -41,7 +46,7 @@ class GuardedJob:
 
     def __init__(
         self,
-        job: Job,
+        job: Job | ContainerJob,
         watchdog: Watchdog,
         memory: MemorySource,
         before_bytes: int,
@@ -65,20 +70,36 @@ class GuardedJob:
 
     @classmethod
     def start(
-        cls, argv: Sequence[str], *, settings: Settings | None = None, notice: Callable[[str], None], **options: Any
+        cls,
+        argv: Sequence[str],
+        *,
+        spec: ContainerSpec | None = None,
+        settings: Settings | None = None,
+        notice: Callable[[str], None],
+        **options: Any,
     ) -> Self:
-        """Start a job (``options`` are those of ``Job.start``) and its watchdog.
+        """Start a job and its watchdog; ``options`` are those of ``Job.start``, or of ``ContainerJob.start``.
 
         Args:
+            spec: the container to run it in; None runs it on the host.
             notice: told, in the caller's thread, what a person should know.
 
-        Raises: what ``Job.start`` does; PlatformError, if memory cannot be read.
+        Raises: what the job's ``start`` does; CapacityError, if memory is below the floor before the start;
+            PlatformError, if memory cannot be read.
         """
         settings = settings or Settings()
         memory = ProcMemory(settings.sources.meminfo, settings.sources.pressure)
-        reading = memory.read()
-        floor = default_floor_bytes(reading.total_bytes) if settings.floor_bytes is None else settings.floor_bytes
-        job = Job.start(argv, **options)
+        floor = settings.floor_bytes
+        if floor is None:
+            floor = default_floor_bytes(memory.read().total_bytes)
+        before: list[Reading] = []
+
+        def preflight() -> None:  # not earlier: the job that we waited for has returned its memory only now
+            before.append(memory.read())
+            _require_room(before[-1], floor)
+
+        options["preflight"] = preflight
+        job = ContainerJob.start(argv, spec=spec, **options) if spec else Job.start(argv, **options)
         try:
             watchdog = Watchdog(job, floor_bytes=floor, state_dir=env.state_dir(), sources=settings.sources)
             job.note(floor_bytes=floor)
@@ -86,7 +107,12 @@ class GuardedJob:
             job.kill()
             job.close()
             raise
-        return cls(job, watchdog, memory, reading.available_bytes, settings, notice)
+        if job.poll() is None and not job.members.may_be_killed():
+            notice(
+                "the container's processes belong to another user: a memory kill must go through the container runtime "
+                "and is slower, and without it nobody can end them. Run thor-spec as root, or a rootless podman."
+            )
+        return cls(job, watchdog, memory, before[-1].available_bytes, settings, notice)
 
     @property
     def margin_bytes(self) -> int | None:
@@ -143,7 +169,9 @@ class GuardedJob:
             with suppress(GuardFailureError):
                 self.watchdog.check()  # its last word
             self._await_memory()
-        except (StuckInKernelError, MemoryNotReturnedError) as found:
+            if isinstance(self.job, ContainerJob):
+                self.job.remove()
+        except (StuckInKernelError, MemoryNotReturnedError, ContainerRuntimeError) as found:
             later = found
         finally:
             self.watchdog.close()
@@ -204,3 +232,12 @@ class GuardedJob:
     def _tell(self, line: str) -> None:
         self._noticed.append(line)
         self._notice(line)
+
+
+def _require_room(reading: Reading, floor_bytes: int) -> None:
+    if reading.available_bytes < floor_bytes:
+        raise CapacityError(
+            f"Only {gib(reading.available_bytes)} of memory are available, and the floor is {gib(floor_bytes)}: the "
+            "job would be killed at once. End other programs, run `sync; echo 3 | sudo tee /proc/sys/vm/drop_caches`, "
+            "or lower --memory-floor."
+        )

@@ -49,7 +49,7 @@ class Job:
         self._owns_admission = owns_admission
         # Our own child, unreaped: whatever its pid shows now is the shim.
         process = processes.read(shim_process.pid)
-        self._members = Members(process or processes.Process(shim_process.pid, 0, 0, "Z", 0, ""), cgroup_path)
+        self.members = Members(process or processes.NOBODY, cgroup_path)
         self._exit_status: int | None = None
         self._census_at = 0.0
 
@@ -70,6 +70,7 @@ class Job:
         wait: bool = False,
         report: Callable[[Identity | None], None] | None = None,
         find_orphans: Callable[[], Iterable[orphans.Orphan]] | None = None,
+        preflight: Callable[[], None] = lambda: None,
     ) -> Self:
         """Start ``argv`` under a shim, with nothing on its stdin.
 
@@ -79,6 +80,7 @@ class Job:
             admission: held by the caller, who keeps it after the job; None takes it for the life of the job.
             grace_s: seconds between SIGTERM and SIGKILL, also when this process dies.
             wait: wait for a running job to end instead of failing; ``report`` hears for whom.
+            preflight: called once the device is ours and empty; it may raise, and nothing is started then.
 
         Raises: BusyError, naming the holder; OrphanError; LockPathError.
         """
@@ -97,6 +99,7 @@ class Job:
             leaf = None
             try:
                 orphans.refuse(orphans.find(directory.path) if find_orphans is None else find_orphans())
+                preflight()
                 leaf = cgroup.create(job_uuid)
                 process = _start_shim(argv, residency.fd, environment, cwd, output, grace_s, leaf)
                 with suppress(ProcessLookupError):
@@ -117,11 +120,6 @@ class Job:
     def pid(self) -> int:
         """Pid of the shim, which is the session of the job."""
         return self._shim.pid
-
-    @property
-    def members(self) -> Members:
-        """The job's processes as the launcher finds them; the watchdog is handed the same shim and cgroup."""
-        return self._members
 
     @property
     def stdout(self) -> IO[bytes] | None:
@@ -150,10 +148,10 @@ class Job:
                     self._census()
                 return None
             # An orderly shim leaves nobody. One that was killed itself leaves the job to us.
-            if not self._members.kill():
+            if not self.members.kill():
                 self._exit_status = code if code >= 0 else 128 - code
-                if self._members.cgroup:
-                    cgroup.remove(self._members.cgroup)
+                if self.members.cgroup:
+                    cgroup.remove(self.members.cgroup)
         return self._exit_status
 
     def wait(self, timeout_s: float | None = None) -> int | None:
@@ -195,7 +193,7 @@ class Job:
         self._signal(shim.KILL_NOW)
         self._signal(signal.SIGCONT)  # a stopped shim would reap nobody
         if self.poll() is None:
-            self._members.kill()  # not left to the shim alone: it may be slow when memory is short
+            self.members.kill()  # not left to the shim alone: it may be slow when memory is short
         code = self.wait(kill_wait_s)
         if code is None:
             left = self._census() or [p for p in (processes.read(self.pid),) if p]
@@ -227,7 +225,7 @@ class Job:
         if self._exit_status is not None:
             return []  # the shim's pid may be another process by now
         self._census_at = time.monotonic() + CENSUS_TICK_S
-        return self._members.census()
+        return self.members.census()
 
 
 def _start_shim(

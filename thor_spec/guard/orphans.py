@@ -40,7 +40,7 @@ def find(locks: Path | None = None, *, everyone: bool = False) -> tuple[Orphan, 
     Raises: ContainerRuntimeError, if there is a container runtime and it hangs.
     """
     table = {process.pid: process for process in processes.snapshot() if process.is_live}
-    judged = {pid for pid in table if everyone or _is_ours(pid)}
+    judged = {pid for pid in table if everyone or processes.owner(pid) == os.getuid()}
     shims = {pid for pid in table if shim.__name__ in processes.arguments(pid)[:4]}
     found = {pid: Orphan(pid, "a job whose lock file was deleted") for pid in shims & judged if _lost_its_lock(pid)}
     for pid in judged:
@@ -48,13 +48,13 @@ def find(locks: Path | None = None, *, everyone: bool = False) -> tuple[Orphan, 
         title = arguments[0] if arguments else table[pid].name
         if title.startswith(TITLE_PREFIX) and not _descends(pid, shims, table):
             found[pid] = Orphan(pid, title)
-    for pid in (pid for path in cgroup.leaves() for pid in cgroup.pids(path)):
-        if pid in judged and not _descends(pid, shims, table):
-            found.setdefault(pid, Orphan(pid, f"{table[pid].name}, of a job that lost its shim"))
     for marked in marker.find(locks) if locks else ():
         pid = marked.process.pid
         title = marker.title_of(marked.process)
         found.setdefault(pid, Orphan(pid, f"{title}, left over from job {marked.job}"))
+    for pid in (pid for path in cgroup.leaves() for pid in cgroup.pids(path)):
+        if pid in judged and not _descends(pid, shims, table):
+            found.setdefault(pid, Orphan(pid, f"{table[pid].name}, of a job that lost its shim"))
     return (*found.values(), *of_containers(_containers()))
 
 
@@ -81,13 +81,6 @@ def _containers() -> tuple[Container, ...]:
         return ContainerRuntime.find().containers()
     except (PlatformError, CallFailedError):
         return ()  # no runtime, no daemon, or no permission to use it: no containers of ours
-
-
-def _is_ours(pid: int) -> bool:
-    try:
-        return os.stat(f"/proc/{pid}").st_uid == os.getuid()
-    except OSError:
-        return False
 
 
 def _lost_its_lock(shim_pid: int) -> bool:

@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from thor_spec import env
 from thor_spec.errors import ConfigError, LockPathError, PlatformError
-from thor_spec.guard import container_cgroup, identity, marker, processes
+from thor_spec.guard import cgroup, identity, marker, processes
 from thor_spec.guard.job import GRACE_S, KILL_WAIT_S
 from thor_spec.guard.locks import ADMISSION, RESIDENCY, Lock, LockDirectory
 from thor_spec.guard.processes import Process
@@ -25,7 +24,6 @@ from thor_spec.guard.runtime import CallFailedError, Container, ContainerRuntime
 from thor_spec.guard.status import status
 
 POLL_TICK_S = 0.02
-JOB_CGROUP_PREFIX = "thor-spec-job-"  # and the uuid
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class Scope:
 
     locks: LockDirectory
     invocation: str | None = None
-    cgroups: Sequence[Path] = ()
+    cgroups: Sequence[str] = ()
     """Control groups made for jobs; whoever is in them belongs to one."""
     runtime: ContainerRuntime | None = None
     spared: frozenset[str] = field(default=frozenset())
@@ -90,11 +88,10 @@ class Scope:
             for marked in marker.find(self.locks.path)
             if marked.job not in self.spared and self.invocation in (None, marked.invocation)
         }
-        for cgroup in self.cgroups:
-            for pid in container_cgroup.ContainerCgroup(cgroup).pids():
-                process = processes.read(pid)
-                if process and process.is_live and pid != os.getpid():
-                    found[pid] = process
+        for pid in (pid for group in self.cgroups for pid in cgroup.pids(group)):
+            process = processes.read(pid)
+            if process and process.is_live and pid != os.getpid():
+                found[pid] = process
         return list(found.values())
 
     def _has(self, container: Container) -> bool:
@@ -152,11 +149,9 @@ def reap(
     return Reaped(ended=tuple(one for one in found if (one.job, one.pid) not in remaining), left=left)
 
 
-def job_cgroups(locks: LockDirectory) -> tuple[Path, ...]:
+def job_cgroups(locks: LockDirectory) -> tuple[str, ...]:
     """Return the control groups of jobs under these locks: those whose uuid a lock's record or a mark names."""
-    mount = container_cgroup.mount_point()
-    groups = list(mount.glob(f"**/{JOB_CGROUP_PREFIX}*")) if mount else []
-    if not groups:
+    if not (groups := list(cgroup.leaves())):
         return ()
     known = {marked.job for marked in marker.find(locks.path)}
     for name in (ADMISSION, RESIDENCY):
@@ -165,18 +160,14 @@ def job_cgroups(locks: LockDirectory) -> tuple[Path, ...]:
             record = identity.read(fd)
             os.close(fd)
             known |= {record.uuid} if record else set()
-    return tuple(group for group in groups if group.name.removeprefix(JOB_CGROUP_PREFIX) in known)
+    return tuple(group for group in groups if cgroup.job_of(group) in known)
 
 
-def unit_job_cgroups() -> tuple[Path, ...]:
+def unit_job_cgroups() -> tuple[str, ...]:
     """Return the control groups of jobs below our systemd unit's own; none where no unit runs this process."""
-    mount = container_cgroup.mount_point()
-    parts = [part for part in container_cgroup.path_of(os.getpid()).split("/") if part]
+    parts = (cgroup.of_process() or "").split("/")
     index = next((i for i, part in enumerate(parts) if part.endswith(".service")), None)
-    if mount is None or index is None:
-        return ()
-    unit = mount.joinpath(*parts[: index + 1])
-    return (unit / "job", *unit.glob(f"**/{JOB_CGROUP_PREFIX}*"))
+    return tuple(cgroup.job_groups("/".join(parts[: index + 1]))) if index is not None else ()
 
 
 def _admission(scope: Scope) -> Lock | None:
@@ -202,7 +193,7 @@ def _sparing_the_living(scope: Scope) -> Scope:
     return Scope(
         locks=scope.locks,
         invocation=scope.invocation,
-        cgroups=tuple(group for group in scope.cgroups if not any(job in group.name for job in jobs)),
+        cgroups=tuple(group for group in scope.cgroups if cgroup.job_of(group) not in jobs),
         runtime=scope.runtime,
         spared=frozenset(jobs),
     )
@@ -222,13 +213,13 @@ def _end_container(scope: Scope, container: Container, grace_s: float, skip_grac
         return
     if container.is_running:
         first = processes.read(container.pid) if container.pid else None
-        cgroup = container_cgroup.of_container(container.pid, container.id) if first else None
+        group = cgroup.of_container(container.pid, container.id) if first else None
         with suppress(NoAnswerError):
             runtime.signal(container.id, "TERM")
         deadline = time.monotonic() + grace_s
         while first and processes.is_same(first) and time.monotonic() < deadline and not skip_grace():
             time.sleep(POLL_TICK_S)
-        if not (cgroup and cgroup.is_populated and cgroup.kill()):
+        if not (group and cgroup.is_populated(group) and cgroup.kill(group)):
             with suppress(NoAnswerError):
                 runtime.signal(container.id, "KILL")
     _remove(scope, container)

@@ -1,7 +1,8 @@
 """The watchdog: a process of its own that kills the job before it can take the board along.
 
-    python -m thor_spec.guard.watchdog --socket FD --shim PID --shim-ticks N --supervisor PID --supervisor-ticks N
-        --grace SECONDS --floor BYTES [--cgroup DIRECTORY] [--kernel-log FD] --state DIRECTORY --job JSON ...
+    python -m thor_spec.guard.watchdog --socket FD --root PID --root-ticks N --root-is shim|container
+        --supervisor PID --supervisor-ticks N --grace SECONDS --floor BYTES [--cgroup DIRECTORY] [--kernel-log FD]
+        --state DIRECTORY --job JSON ...
 
 It holds no lock, needs no other program, and locks itself into memory where it may. Memory triggers kill at once; the
 death of the supervisor starts the full order: SIGTERM, the grace, SIGKILL. It tells the supervisor of every poll, so
@@ -42,6 +43,7 @@ KILL_WAIT_S = 60.0
 SHIM_LEAD_S = 1.0  # the shim kills at the end of the grace; we follow if it could not
 MEMORY_KILL_CODE = 30
 LAUNCHER_DIED = "launcher died"
+SHIM, CONTAINER = "shim", "container"  # what the root of the job's processes is
 
 _MCL_CURRENT, _MCL_FUTURE = 1, 2
 _STACK_BYTES = 256 << 10  # locked memory: the default of 8 MiB would be taken whole
@@ -105,8 +107,9 @@ class Watch:
         self._socket.setblocking(False)
         self._kernel_log = int(options["--kernel-log"]) if "--kernel-log" in options else None
         self._grace_s = float(options["--grace"])
-        self._shim = _process(options, "--shim")
-        self._members = Members(self._shim, options.get("--cgroup"))
+        self._root = _process(options, "--root")
+        has_shim = options["--root-is"] == SHIM
+        self._members = Members(self._root, options.get("--cgroup"), has_shim=has_shim)
         self._job: dict[str, Any] = json.loads(options["--job"])
         self._memory = ProcMemory(Path(options["--meminfo"]), Path(options["--pressure"]))
         self._triggers = Triggers(int(options["--floor"]))
@@ -171,31 +174,33 @@ class Watch:
 
     def _kill(self) -> None:
         self._members.kill()
-        # Not killed itself: it holds the lock until everybody is gone, and collects them.
-        self._signal_shim(shim.KILL_NOW)
-        self._signal_shim(signal.SIGCONT)
+        if self._members.has_shim:
+            # Not killed itself: it holds the lock until everybody is gone, and collects them.
+            self._signal_root(shim.KILL_NOW)
+            self._signal_root(signal.SIGCONT)
 
     def _orphaned(self) -> None:
-        """The supervisor died: begin the full order. The shim has seen it too, unless it is stopped or dead."""
+        """The supervisor died: begin the full order. A shim has seen it too, unless it is stopped or dead."""
         self._kill_at = time.monotonic() + self._grace_s + SHIM_LEAD_S
         members = self._members.census()
-        if not self._signal_shim(signal.SIGTERM):
+        if not self._signal_root(signal.SIGTERM):
             for process in members:
                 with suppress(PermissionError):
                     processes.send(process, signal.SIGTERM)
-        self._signal_shim(signal.SIGCONT)
+        self._signal_root(signal.SIGCONT)
         self._record(LAUNCHER_DIED, None, wait_s=0)
 
     def _wind_up(self) -> bool:
         """Carry the full order on; return whether it is done."""
         now = time.monotonic()
         assert self._kill_at is not None
-        if not processes.is_same(self._shim) and not self._members.census():
+        if not processes.is_same(self._root) and not self._members.census():
             return True
         if now >= self._kill_at:
             self._kill()
         if now >= self._kill_at + KILL_WAIT_S:
-            left = ", ".join(f"pid {p.pid} (state {p.state})" for p in self._members.census()) or "its shim"
+            living = self._members.census() or [self._root]
+            left = ", ".join(f"pid {process.pid} (state {process.state})" for process in living)
             self._record(f"{LAUNCHER_DIED}; still alive after SIGKILL: {left}. Reboot the board.", None, wait_s=1.0)
             return True
         return False
@@ -224,9 +229,9 @@ class Watch:
         with suppress(OSError):  # nobody listens, or nobody has read for long: the kill does not depend on it
             self._socket.send(json.dumps(what).encode())
 
-    def _signal_shim(self, signum: int) -> bool:
+    def _signal_root(self, signum: int) -> bool:
         try:
-            return processes.send(self._shim, signum)
+            return processes.send(self._root, signum)
         except PermissionError:
             return False
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from thor_spec.errors import GuardFailureError
 from thor_spec.guard import memory, processes, watchdog
+from thor_spec.guard.containers import ContainerJob
 from thor_spec.guard.job import Job
 from thor_spec.guard.triggers import Trigger
 
@@ -39,7 +40,7 @@ class Watchdog:
 
     def __init__(
         self,
-        job: Job,
+        job: Job | ContainerJob,
         *,
         floor_bytes: int,
         state_dir: Path,
@@ -174,8 +175,9 @@ class Watchdog:
         }
         options = {
             "--socket": theirs.fileno(),
-            "--shim": job.pid,
-            "--shim-ticks": job.members.shim.start_ticks,
+            "--root": job.members.root.pid,
+            "--root-ticks": job.members.root.start_ticks,
+            "--root-is": watchdog.SHIM if job.members.has_shim else watchdog.CONTAINER,
             "--supervisor": me.pid,
             "--supervisor-ticks": me.start_ticks,
             "--grace": job.grace_s,
