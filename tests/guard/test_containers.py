@@ -29,8 +29,9 @@ from thor_spec.guard.reap import Scope, reap
 from thor_spec.guard.runtime import ContainerRuntime, NoAnswerError
 from thor_spec.guard.status import status, stop
 
-from .conftest import PYTHON, Engine, alive, until
+from .conftest import Engine
 from .docker_stand_in import IMAGE, SPEC, Docker
+from .waiting import PYTHON, alive, until
 
 Contain = Callable[..., ContainerJob]
 Start = Callable[..., Job]

@@ -15,7 +15,7 @@ from thor_spec.guard import entrypoint
 from thor_spec.guard.locks import RESIDENCY, LockDirectory
 from thor_spec.guard.status import taken_by
 
-from .conftest import PYTHON, until
+from .waiting import PYTHON, until
 
 ENTRYPOINT = (sys.executable, "-I", "-S", entrypoint.__file__)
 HOLD = (*PYTHON, "import sys, time; print('up', flush=True); time.sleep(60)")

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from thor_spec.errors import BusyError
-from thor_spec.guard import orphans
+from thor_spec.guard import orphans, processes
 from thor_spec.guard.locks import RESIDENCY, LockDirectory
 from thor_spec.guard.status import status
 
-from .conftest import PYTHON, Launcher, processes, until
+from .conftest import Launcher
+from .waiting import PYTHON, until
 
 # Every process of the job shares one witness lock, which ends with the last of them: a start that finds it taken has
 # met a living process of another job.

@@ -18,7 +18,8 @@ from thor_spec.guard.job import Job
 from thor_spec.guard.locks import ADMISSION, RESIDENCY, LockDirectory
 from thor_spec.guard.status import status
 
-from .conftest import PYTHON, Engine, Launcher, alive, until
+from .conftest import Engine, Launcher
+from .waiting import PYTHON, alive, until
 
 Start = Callable[..., Job]
 Launch = Callable[..., Launcher]

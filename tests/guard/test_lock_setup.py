@@ -21,8 +21,9 @@ from thor_spec.guard.lock_setup import fix, possible_holders
 from thor_spec.guard.locks import ADMISSION, RESIDENCY, LockDirectory
 from thor_spec.guard.status import status, stop
 
-from .conftest import PYTHON, Engine, Launcher, alive, until
+from .conftest import Engine, Launcher
 from .docker_stand_in import Docker
+from .waiting import PYTHON, alive, until
 
 GROUP = grp.getgrgid(65534).gr_name  # nobody's, which every machine has
 NOBODY = 65534

@@ -15,7 +15,8 @@ from thor_spec.guard.job import Job
 from thor_spec.guard.locks import LockDirectory
 from thor_spec.guard.status import status
 
-from .conftest import Engine, Launcher, alive, until
+from .conftest import Engine, Launcher
+from .waiting import alive, until
 
 Start = Callable[..., Job]
 Bystander = Callable[..., "subprocess.Popen[bytes]"]

@@ -20,8 +20,9 @@ from thor_spec.guard.locks import LockDirectory
 from thor_spec.guard.reap import Scope, find, job_cgroups, reap
 from thor_spec.guard.status import status
 
-from .conftest import PYTHON, Engine, Launcher, alive, until
+from .conftest import Engine, Launcher
 from .docker_stand_in import Docker
+from .waiting import PYTHON, alive, until
 
 Contain = Callable[..., ContainerJob]
 Start = Callable[..., Job]

@@ -14,7 +14,7 @@ import pytest
 
 from thor_spec.guard.memory import ProcMemory
 
-from .conftest import until
+from .waiting import until
 
 THOR_SPEC = (sys.executable, "-m", "thor_spec")
 Run = Callable[..., "subprocess.Popen[str]"]

@@ -19,7 +19,8 @@ from thor_spec.guard.job import Job
 from thor_spec.guard.locks import ADMISSION, RESIDENCY, LockDirectory
 from thor_spec.guard.status import locked_inodes, status, stop
 
-from .conftest import Engine, Launcher, alive, until
+from .conftest import Engine, Launcher
+from .waiting import alive, until
 
 Start = Callable[..., Job]
 Launch = Callable[..., Launcher]

@@ -1,139 +1,29 @@
 """The watchdog as a process: what it kills, when, and what happens when it is the one that dies."""
 
-import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from thor_spec.errors import BusyError, GuardFailureError, MemoryGuardError, MemoryNotReturnedError
-from thor_spec.guard import cgroup, processes, state, watchdog_handle
-from thor_spec.guard.guarded import GuardedJob, Settings
+from thor_spec.guard import cgroup, processes, watchdog_handle
 from thor_spec.guard.locks import RESIDENCY, LockDirectory
 from thor_spec.guard.memory import GIB
 from thor_spec.guard.status import status
 
-from .conftest import Engine, alive, until
+from .conftest import Engine
+from .guarding import Guard, Launched, checked_until_raised, record
 from .series import FakeProc
+from .waiting import alive, until
 
-Guard = Callable[..., GuardedJob]
 Bystander = Callable[..., "subprocess.Popen[bytes]"]
 ESCAPED = "os.setsid(); ignore()"
 DEAF = "ignore()"
-
-
-@pytest.fixture
-def proc(tmp_path: Path) -> FakeProc:
-    return FakeProc(tmp_path / "proc")
-
-
-@pytest.fixture
-def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("THOR_SPEC_STATE_DIR", str(tmp_path / "state"))
-    return tmp_path / "state"
-
-
-@pytest.fixture
-def guard(locks: LockDirectory, proc: FakeProc, state_dir: Path) -> Iterator[Guard]:
-    """Start guarded jobs from this process; ``notices`` of each are in its list."""
-    started: list[GuardedJob] = []
-
-    def guard(argv: Any, **options: Any) -> GuardedJob:
-        chosen = Settings(sources=proc.sources, **options.pop("settings", {}))
-        options = {"locks": locks, "grace_s": 5.0, "find_orphans": tuple, "notice": lambda _: None, **options}
-        started.append(GuardedJob.start(argv, settings=chosen, **options))
-        until(lambda: started[-1].check() or started[-1].watchdog.beats)
-        return started[-1]
-
-    yield guard
-    for job in started:
-        if job.job.poll() is None:
-            job.job.kill()
-        job.watchdog.close()
-        job.job.close()
-
-
-def checked_until_raised(job: GuardedJob, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        job.check()
-        time.sleep(0.01)
-    pytest.fail("the guard raised nothing")
-
-
-def record(state_dir: Path) -> state.StopRecord:
-    return until(state.StateStore(state_dir).read)
-
-
-GUARDED = """
-import json, signal, sys, threading
-from pathlib import Path
-from thor_spec.guard.guarded import GuardedJob, Settings
-from thor_spec.guard.locks import LockDirectory
-from thor_spec.guard.watchdog_handle import Sources
-
-runtime, proc, grace, *argv = sys.argv[1:]
-asked = threading.Event()
-signal.signal(signal.SIGTERM, lambda *_: asked.set())
-locks = LockDirectory.find(system=Path("/nonexistent"), private=Path(runtime))
-here = Path(proc)
-sources = Sources(meminfo=here / "meminfo", pressure=here / "pressure", kernel_log=here / "kernel-log")
-with GuardedJob.start(
-    argv,
-    settings=Settings(sources=sources),
-    notice=lambda _: None,
-    locks=locks,
-    grace_s=float(grace),
-    find_orphans=tuple,
-) as guarded:
-    while not guarded.watchdog.beats:
-        guarded.check()
-        asked.wait(0.005)
-    print(json.dumps({"shim": guarded.job.pid, "watchdog": guarded.watchdog.pid}), flush=True)
-    while guarded.job.poll() is None and not asked.wait(0.05):
-        guarded.check()
-"""
-
-
-class Launched:
-    """A launcher in a process of its own, with a job and a watchdog, which a test may kill."""
-
-    def __init__(self, locks: LockDirectory, proc: FakeProc, argv: Any, grace_s: float) -> None:
-        arguments = (locks.path.parent, proc.sources.meminfo.parent, str(grace_s), *argv)
-        self.process = subprocess.Popen([sys.executable, "-c", GUARDED, *arguments], stdout=subprocess.PIPE)
-        assert self.process.stdout is not None
-        told = json.loads(self.process.stdout.readline())
-        self.shim, self.watchdog = told["shim"], told["watchdog"]
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-@pytest.fixture
-def launched(locks: LockDirectory, proc: FakeProc, state_dir: Path) -> Iterator[Callable[..., Launched]]:
-    started: list[Launched] = []
-
-    def launch(argv: Any, grace_s: float = 0.3) -> Launched:
-        started.append(Launched(locks, proc, argv, grace_s))
-        return started[-1]
-
-    yield launch
-    for launcher in started:
-        launcher.kill()
-        for pid in (launcher.watchdog, launcher.shim):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-        until(lambda: not status(locks).held)
-        assert launcher.process.stdout is not None
-        launcher.process.stdout.close()
 
 
 def test_row02_a_killed_launcher_leaves_the_stop_to_shim_and_watchdog(
@@ -156,7 +46,7 @@ def test_row02_the_watchdog_does_it_alone_when_the_shim_is_stopped(
 ) -> None:
     launcher = launched(engine.argv(DEAF, ESCAPED))
     pids = [engine.pid(name) for name in ("first", "child1")]
-    os.kill(launcher.shim, signal.SIGSTOP)
+    os.kill(launcher.root, signal.SIGSTOP)
     launcher.kill()
     until(lambda: not any(alive(pid) for pid in pids))
     until(lambda: not status(locks).held)
@@ -168,7 +58,7 @@ def test_row02_the_watchdog_does_it_alone_when_the_shim_was_killed_too(
     launcher = launched(engine.argv(DEAF, "pass", ESCAPED))
     pids = [engine.pid(name) for name in ("first", "child1", "child2")]
     launcher.kill()
-    os.kill(launcher.shim, signal.SIGKILL)
+    os.kill(launcher.root, signal.SIGKILL)
     until(lambda: not any(alive(pid) for pid in pids))
 
 
@@ -277,7 +167,7 @@ def test_row16_a_job_of_a_stopped_supervisor_and_shim_is_killed(
 ) -> None:
     launcher = launched(engine.argv(DEAF, ESCAPED))
     pids = [engine.pid(name) for name in ("first", "child1")]
-    for pid in (launcher.process.pid, launcher.shim):
+    for pid in (launcher.process.pid, launcher.root):
         os.kill(pid, signal.SIGSTOP)
     proc.available(3.5)
     until(lambda: not any(alive(pid) for pid in pids))
@@ -289,7 +179,7 @@ def test_row16_the_watchdog_kills_alone_when_supervisor_and_shim_cannot(
     launcher = launched(engine.argv(DEAF, DEAF))
     child = engine.pid("child1")
     os.kill(launcher.process.pid, signal.SIGSTOP)
-    os.kill(launcher.shim, signal.SIGKILL)
+    os.kill(launcher.root, signal.SIGKILL)
     until(lambda: not alive(engine.pid("first")))  # the kernel ended it with the shim
     assert alive(child)
     proc.available(3.5)
