@@ -208,7 +208,7 @@ def test_row06_a_dead_docker_client_does_not_touch_the_container(
     body = "signal.signal(10, lambda *_: print('second', flush=True)); print('first', flush=True)"
     job = contain(engine.argv(body), output=tmp_path / "log")
     until(lambda: "first" in (tmp_path / "log").read_text())
-    [client] = [p.pid for p in processes.descendants(os.getpid()) if "logs" in processes.arguments(p.pid)]
+    client = log_client()
     os.kill(client, signal.SIGKILL)
     until(lambda: job.poll() is None and len(docker.calls("logs")) == 2)
     assert alive(engine.pid("first"))
@@ -218,6 +218,15 @@ def test_row06_a_dead_docker_client_does_not_touch_the_container(
         return job.poll() is None and "second" in (tmp_path / "log").read_text()
 
     until(heard)
+
+
+def log_client() -> int:
+    """Return the pid of the client that follows the log; while it execs, its arguments cannot be read."""
+
+    def found() -> list[int]:
+        return [p.pid for p in processes.descendants(os.getpid()) if "logs" in processes.arguments(p.pid)]
+
+    return int(until(found)[0])
 
 
 @pytest.mark.parametrize("verb", ["create", "start"])
@@ -496,7 +505,7 @@ def test_what_cannot_be_removed_at_the_end_is_an_error(contain: Contain, docker:
 def test_clients_carry_no_mark(contain: Contain, docker: Docker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THOR_SPEC_JOB", SOME_JOB)
     contain(("sleep", "60"))
-    [client] = [p.pid for p in processes.descendants(os.getpid()) if "logs" in processes.arguments(p.pid)]
+    client = log_client()
     assert b"THOR_SPEC_JOB" not in Path(f"/proc/{client}/environ").read_bytes()
 
 

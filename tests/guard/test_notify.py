@@ -27,11 +27,12 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
         (lambda n: n.ready("serving tiny"), b"READY=1\nSTATUS=serving tiny"),
         (lambda n: n.ready(), b"READY=1"),
         (lambda n: n.alive(), b"WATCHDOG=1"),
+        (lambda n: n.expect_within(240), b"WATCHDOG_USEC=240000000\nWATCHDOG=1"),
         (lambda n: n.extend(1.5), b"EXTEND_TIMEOUT_USEC=1500000"),
         (lambda n: n.status("weights\nREADY=1"), b"STATUS=weights READY=1"),
         (lambda n: n.stopping("asked to"), b"STOPPING=1\nSTATUS=asked to"),
     ],
-    ids=["ready", "ready alone", "alive", "extend", "status", "stopping"],
+    ids=["ready", "ready alone", "alive", "expect within", "extend", "status", "stopping"],
 )
 def test_messages(
     manager: tuple[str, socket.socket], monkeypatch: pytest.MonkeyPatch, say: Callable[[Notifier], bool], message: bytes

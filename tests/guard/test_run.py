@@ -14,6 +14,7 @@ import pytest
 
 from thor_spec.guard.memory import ProcMemory
 
+from .docker_stand_in import IMAGE
 from .waiting import until
 
 THOR_SPEC = (sys.executable, "-m", "thor_spec")
@@ -70,6 +71,17 @@ def test_a_job_that_does_not_fit_is_not_started(run: Run, environment: dict[str,
     assert re.search(r"Only \S+ GiB of memory are available, .*drop_caches.*--memory-floor", process.stderr.read())
     assert not (tmp_path / "started").exists()
     assert ask(environment)["held"] is False
+
+
+@pytest.mark.parametrize("container", [(), ("--container", IMAGE)], ids=["host", "container"])
+def test_a_stop_while_waiting_ends_the_wait(run: Run, environment: dict[str, str], container: tuple[str, ...]) -> None:
+    run("--memory-floor", "0", "--", "sleep", "60")
+    until(lambda: ask(environment)["held"])
+    waiting = run("--wait", *container, "--", "true")
+    assert waiting.stderr is not None
+    assert waiting.stderr.readline().startswith("Waiting for pid")
+    waiting.send_signal(signal.SIGINT)
+    assert waiting.wait(10) == 0
 
 
 def test_a_busy_device_is_told_before_memory_that_its_job_has_taken(run: Run, environment: dict[str, str]) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.guard.series import FakeProc
 from tests.serve import fake_engine_path
 from thor_spec.config import resolve
 from thor_spec.guard import orphans
+from thor_spec.guard.guarded import Settings
 from thor_spec.guard.locks import ADMISSION, RESIDENCY, LockDirectory
 from thor_spec.serve.checkpoint import open_checkpoint
 from thor_spec.serve.events import Ready
@@ -30,7 +32,6 @@ class Recorder:
         self.was_ready: Ready | None = None
         self.stopped = False
         self.notices: list[str] = []
-        self.signs_of_life = 0
         self._on_ready = on_ready
 
     def waiting(self, holder: object) -> None:
@@ -45,9 +46,6 @@ class Recorder:
 
     def notice(self, line: str) -> None:
         self.notices.append(line)
-
-    def alive(self) -> None:
-        self.signs_of_life += 1
 
     def stopping(self) -> None:
         self.stopped = True
@@ -64,6 +62,12 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("THOR_SPEC_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("THOR_SPEC_STATE_DIR", str(tmp_path / "state"))
     return tmp_path / "run"
+
+
+@pytest.fixture
+def calm(tmp_path: Path) -> Settings:
+    """Memory in which nothing moves: that of this machine would count as a start's progress."""
+    return Settings(sources=FakeProc(tmp_path / "calm").sources)
 
 
 @pytest.fixture

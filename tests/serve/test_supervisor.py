@@ -3,9 +3,11 @@
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -40,6 +42,17 @@ def test_ready_then_stop(plan: Callable[..., Plan], port: int) -> None:
     assert ready.checks == ("plain", "stream", "repeat", "tool call", "speculation")
     assert ready.kv
     assert (ready.kv.tokens, ready.kv.sequences, ready.draft_tokens) == (4096, 2.0, 7)
+
+
+def test_an_engine_in_a_pid_namespace_is_known_by_the_pid_in_its_receipt(plan: Callable[..., Plan], port: int) -> None:
+    apart = ("unshare", "--pid", "--fork", "--kill-child")
+    if subprocess.run([*apart, "true"], capture_output=True).returncode:
+        pytest.skip("not run: this user may not make a pid namespace")
+    recorder = Recorder(interrupt())
+    made = plan()
+    with nothing_left_behind(port):
+        supervisor.serve(replace(made, argv=(*apart, *made.argv)), recorder)
+    assert recorder.was_ready
 
 
 def test_a_second_signal_skips_the_grace(plan: Callable[..., Plan], port: int) -> None:
@@ -105,6 +118,15 @@ def test_a_busy_device_starts_nothing(plan: Callable[..., Plan], tmp_path: Path)
     held = LockDirectory.find().take(ADMISSION)
     with pytest.raises(BusyError):
         supervisor.serve(plan(), Recorder())
+    held.release()
+    assert not (tmp_path / "engine.log").exists()
+
+
+def test_a_stop_while_waiting_for_the_device(plan: Callable[..., Plan], tmp_path: Path) -> None:
+    held = LockDirectory.find().take(ADMISSION)
+    recorder = Recorder()
+    recorder.waiting = lambda _: os.kill(os.getpid(), signal.SIGINT)  # type: ignore[method-assign]
+    supervisor.serve(plan(wait=True), recorder)
     held.release()
     assert not (tmp_path / "engine.log").exists()
 

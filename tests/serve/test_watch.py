@@ -118,7 +118,8 @@ def test_row17_an_idle_engine_that_answers_no_request_is_found_by_its_canary(
     plan: MakePlan, port: int, begin: Begin
 ) -> None:
     recorder = Recorder(lambda _: begin("refuse"))
-    recorder.notice = lambda _: begin()  # type: ignore[method-assign]  # the restart finds it well until READY
+    # The restart finds it well until READY.
+    recorder.notice = lambda line: begin() if "started again" in line else None  # type: ignore[method-assign]
     with nothing_left_behind(port), pytest.raises(StalledError, match="2 one-token requests to the idle engine failed"):
         supervisor.serve(plan(), recorder, clock=Clock(recorder, Phase.READY))
 
@@ -156,11 +157,11 @@ def test_row18_a_dead_engine_under_a_live_api_ends_32_within_ten_seconds(
 
 
 def test_row19_a_start_that_never_gets_ready_ends_21_naming_phase_and_log(
-    plan: MakePlan, port: int, tmp_path: Path
+    plan: MakePlan, port: int, tmp_path: Path, calm: Settings
 ) -> None:
     recorder = Recorder()
     with nothing_left_behind(port), pytest.raises(StartDeadlineError) as raised:
-        supervisor.serve(plan("hang in load"), recorder, clock=Clock(recorder, Phase.WEIGHTS))
+        supervisor.serve(plan("hang in load"), recorder, clock=Clock(recorder, Phase.WEIGHTS), settings=calm)
     text = str(raised.value)
     assert "The phase weights has made no progress for 2 min: shard 3 of 9 does not answer" in text
     assert str(tmp_path / "engine.log") in text
@@ -169,16 +170,16 @@ def test_row19_a_start_that_never_gets_ready_ends_21_naming_phase_and_log(
     assert last(tmp_path).phase == "weights"
 
 
-def test_row19_the_canary_has_a_deadline_too(plan: MakePlan, port: int) -> None:
+def test_row19_the_canary_has_a_deadline_too(plan: MakePlan, port: int, calm: Settings) -> None:
     recorder = Recorder()
     with nothing_left_behind(port), pytest.raises(StartDeadlineError, match="The phase canary"):
-        supervisor.serve(plan("hang in canary"), recorder, clock=Clock(recorder, Phase.CANARY))
+        supervisor.serve(plan("hang in canary"), recorder, clock=Clock(recorder, Phase.CANARY), settings=calm)
 
 
-def test_row20_an_autotune_crawl_ends_21_with_the_way_to_marlin(plan: MakePlan, port: int) -> None:
+def test_row20_an_autotune_crawl_ends_21_with_the_way_to_marlin(plan: MakePlan, port: int, calm: Settings) -> None:
     recorder = Recorder()
     with nothing_left_behind(port), pytest.raises(StartDeadlineError) as raised:
-        supervisor.serve(plan("crawl"), recorder, clock=Clock(recorder, Phase.COMPILE, 1000))
+        supervisor.serve(plan("crawl"), recorder, clock=Clock(recorder, Phase.COMPILE, 1000), settings=calm)
     assert "The phase compile" in str(raised.value)
     assert "VLLM_USE_FLASHINFER_MOE_FP4=0" in str(raised.value)
     assert "Marlin" in str(raised.value)
@@ -364,7 +365,6 @@ def test_status_shows_margin_phase_uptime_and_the_last_token(plan: MakePlan, por
     with nothing_left_behind(port):
         supervisor.serve(plan(), recorder, clock=Clock(recorder, Phase.READY))
     waiter.join()
-    assert recorder.signs_of_life > 1
     found = seen[-1]
     assert found.holder.phase == "ready"
     assert found.margin_bytes is not None

@@ -1,17 +1,18 @@
 """``thor-spec run``, ``status`` and ``stop``: any job under the guard, and looking at it from another terminal."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thor_spec.errors import ConfigError, ThorSpecError
+from thor_spec.errors import BusyError, ConfigError, ThorSpecError
 
 if TYPE_CHECKING:
     from thor_spec.guard.container_spec import ContainerSpec
     from thor_spec.guard.identity import Identity
+    from thor_spec.serve.stop_requests import StopRequests
 
 CHECK_S = 0.2
 
@@ -59,7 +60,7 @@ def run(
 
     A command that dies by a signal gives 128 plus the signal's number. One that takes too much memory is killed (30).
     """
-    from thor_spec.guard.guarded import GuardedJob, Settings
+    from thor_spec.guard.guarded import Settings
     from thor_spec.serve.stop_requests import StopRequests
 
     argv = context.obj.rest
@@ -75,28 +76,40 @@ def run(
         print(f"thor-spec: {line}", file=sys.stderr)
 
     spec = None if container is None else _spec(container, mount or [], runtime, shm_size, tell)
-    with (
-        StopRequests() as stopping,
-        GuardedJob.start(
-            argv,
-            spec=spec,
-            settings=Settings(floor_bytes=memory_floor),
-            notice=tell,
-            title=f"run {argv[0]}",
-            grace_s=grace,
-            wait=wait,
-            report=waiting,
-        ) as guarded,
-    ):
+    with StopRequests() as stopping:
+        try:
+            code = _guarded(
+                argv,
+                stopping,
+                tell,
+                spec=spec,
+                settings=Settings(floor_bytes=memory_floor),
+                grace_s=grace,
+                wait=wait,
+                report=waiting,
+            )
+        except BusyError:
+            if not stopping.any:  # else: asked to stop while it waited
+                raise
+    raise typer.Exit(0 if stopping.any else code)
+
+
+def _guarded(argv: Sequence[str], stopping: "StopRequests", tell: "Callable[[str], None]", **options: Any) -> int:
+    """Run the command to its end, or until a stop is asked for; return its exit status."""
+    from thor_spec.guard.guarded import GuardedJob
+
+    def give_up() -> bool:
+        return stopping.any
+
+    with GuardedJob.start(argv, notice=tell, title=f"run {argv[0]}", give_up=give_up, **options) as guarded:
         guarded.note_phase("running")
         while (code := guarded.job.wait(CHECK_S)) is None and not stopping.any:
             guarded.check()
         if code is None:
-            code = guarded.stop(skip_grace=stopping.urgent)
-        else:
-            guarded.check()  # the end may be the watchdog's doing
-            guarded.cause = f"the command ended with status {code}"
-    raise typer.Exit(0 if stopping.any else code)
+            return guarded.stop(skip_grace=stopping.urgent)
+        guarded.check()  # the end may be the watchdog's doing
+        guarded.cause = f"the command ended with status {code}"
+        return code
 
 
 def _spec(

@@ -70,9 +70,6 @@ class PlainProgress:
         """Pass it on."""
         self._say(line)
 
-    def alive(self) -> None:
-        """Show nothing."""
-
     def stopping(self) -> None:
         """Say so."""
         self._say("stopping (again to skip the grace)")
@@ -120,9 +117,6 @@ class LiveProgress:
     def notice(self, line: str) -> None:
         """Pass it on, above the phases while they are shown."""
         self._live.console.print(line, markup=False)
-
-    def alive(self) -> None:
-        """Show nothing."""
 
     def stopping(self) -> None:
         """Say so below what was shown."""

@@ -78,6 +78,7 @@ class ContainerJob:
         url: str | None = None,
         grace_s: float = GRACE_S,
         wait: bool = False,
+        give_up: Callable[[], bool] = lambda: False,
         report: Callable[[Identity | None], None] | None = None,
         find_orphans: Callable[[], Iterable[orphans.Orphan]] | None = None,
         preflight: Callable[[], None] = lambda: None,
@@ -99,12 +100,12 @@ class ContainerJob:
         known = {"uuid": str(uuid.uuid4()), "argv": tuple(argv), "title": title, "unit": unit, "url": url}
         log_file = str(output) if isinstance(output, Path) else None
         record = identity.of_process(os.getpid(), log_file=log_file, **known)
-        held = admission or directory.take(ADMISSION, wait=wait, report=report)
+        held = admission or directory.take(ADMISSION, wait=wait, give_up=give_up, report=report)
         created = sink = None
         try:
             held.verify()
             held.write(record)
-            directory.take(RESIDENCY, wait=wait, report=report).release()
+            directory.take(RESIDENCY, wait=wait, give_up=give_up, report=report).release()
             # No call to the runtime before this point: who loses the race must not disturb the winner's container.
             client = runtime or ContainerRuntime.find()
             orphans.refuse(orphans.of_containers(client.containers()))

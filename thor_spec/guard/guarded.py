@@ -58,7 +58,7 @@ class GuardedJob:
         self.cause: str | None = None
         """What the record says when no error ends the job."""
         self.dump: Path | None = None
-        self._memory = memory
+        self.memory = memory
         self._before_bytes = before_bytes
         self._settings = settings
         self._notice = notice
@@ -117,7 +117,7 @@ class GuardedJob:
     @property
     def margin_bytes(self) -> int | None:
         """MemAvailable above the floor, now."""
-        return self._margin(self._memory.read().available_bytes)
+        return self._margin(self.memory.read().available_bytes)
 
     @property
     def store(self) -> state.StateStore:
@@ -186,7 +186,7 @@ class GuardedJob:
         least = self.watchdog.least_available_bytes
         if least is None or self._before_bytes - least <= memory_return.NEAR_BYTES:
             return  # it never took enough to be missed
-        memory_return.await_return(self._memory, self._before_bytes, limit_s=self._settings.memory_wait_s)
+        memory_return.await_return(self.memory, self._before_bytes, limit_s=self._settings.memory_wait_s)
 
     def _leave_record(self, error: BaseException | None, *, first: BaseException | None) -> None:
         job, watchdog = self.job.identity, self.watchdog

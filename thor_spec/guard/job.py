@@ -68,6 +68,7 @@ class Job:
         url: str | None = None,
         grace_s: float = GRACE_S,
         wait: bool = False,
+        give_up: Callable[[], bool] = lambda: False,
         report: Callable[[Identity | None], None] | None = None,
         find_orphans: Callable[[], Iterable[orphans.Orphan]] | None = None,
         preflight: Callable[[], None] = lambda: None,
@@ -79,7 +80,7 @@ class Job:
             output: where stdout and stderr go: a file to append to, a descriptor, ``subprocess.PIPE``; None inherits.
             admission: held by the caller, who keeps it after the job; None takes it for the life of the job.
             grace_s: seconds between SIGTERM and SIGKILL, also when this process dies.
-            wait: wait for a running job to end instead of failing; ``report`` hears for whom.
+            wait: wait for a running job to end instead of failing, until ``give_up``; ``report`` hears for whom.
             preflight: called once the device is ours and empty; it may raise, and nothing is started then.
 
         Raises: BusyError, naming the holder; OrphanError; LockPathError.
@@ -91,11 +92,11 @@ class Job:
         environment = child_environment(mark) if env is None else {**env, **mark}
         known = {"uuid": job_uuid, "argv": tuple(argv), "title": title, "unit": unit, "url": url}
         record = identity.of_process(os.getpid(), log_file=log_file, **known)
-        held = admission or directory.take(ADMISSION, wait=wait, report=report)
+        held = admission or directory.take(ADMISSION, wait=wait, give_up=give_up, report=report)
         try:
             held.verify()
             held.write(record)
-            residency = directory.take(RESIDENCY, wait=wait, report=report)
+            residency = directory.take(RESIDENCY, wait=wait, give_up=give_up, report=report)
             leaf = None
             try:
                 orphans.refuse(orphans.find(directory.path) if find_orphans is None else find_orphans())

@@ -46,6 +46,10 @@ class Notifier:
         """Feed the watchdog. Call it after a completed evaluation of liveness, never from a timer alone."""
         return self._send(WATCHDOG=1)
 
+    def expect_within(self, seconds: float) -> bool:
+        """Change the interval of the watchdog, for a time in which nothing can be evaluated, and back."""
+        return self._send(WATCHDOG_USEC=int(seconds * _USEC), WATCHDOG=1)
+
     def extend(self, seconds: float) -> bool:
         """Ask that the running start or stop may take ``seconds`` from now. Call it on progress only."""
         return self._send(EXTEND_TIMEOUT_USEC=int(seconds * _USEC))

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from thor_spec.guard.memory import ProcMemory
+from thor_spec.guard.memory import MemorySource
 from thor_spec.serve.background import in_thread
 
 COMPILERS = ("nvcc", "ptxas", "cicc", "gcc", "g++", "ninja", "cc1", "clang", "fatbinary", "nvlink")
@@ -83,12 +83,12 @@ class ActivityReader:
         self,
         pids: Callable[[], Iterable[int]],
         log_file: Path,
-        memory: ProcMemory | None = None,
+        memory: MemorySource,
         utilization: Callable[[], float | None] | None = None,
     ) -> None:
         self._pids = pids
         self._log_file = log_file
-        self._memory = memory or ProcMemory()
+        self._memory = memory
         self._read_utilization = utilization or read_utilization
         self._seen: dict[int, tuple[int, float]] = {}
         self._read_bytes = 0

@@ -36,6 +36,11 @@ LIMITS: Mapping[Phase, Limit] = {
 }
 
 
+def longest_quiet_s(phase: Phase) -> float:
+    """Return how long after its last progress a start may still be in a phase, with a busy GPU as the only sign."""
+    return LIMITS[phase].quiet_s + UTILIZATION_ALONE_S
+
+
 class Exceeded(StrEnum):
     """Which limit a start ran into."""
 

@@ -15,9 +15,10 @@ from thor_spec.guard.memory import GIB
 from thor_spec.serve import failure, log
 from thor_spec.serve.activity import ActivityReader
 from thor_spec.serve.background import in_thread
-from thor_spec.serve.events import Events, Ready
+from thor_spec.serve.events import Ready
 from thor_spec.serve.phases import Phase, phase_begun
 from thor_spec.serve.plan import Plan
+from thor_spec.serve.service_events import ServiceEvents
 from thor_spec.serve.stop_requests import StopRequests
 from thor_spec.serve.watch import ServingWatch, StartWatch
 from thor_spec.vllm_plugin import receipt
@@ -42,7 +43,7 @@ class Engine:
         log_file: Path,
         tail: log.Tail,
         receipts: Path,
-        events: Events,
+        events: ServiceEvents,
         stop: StopRequests,
         clock: Callable[[], float],
         cached: bool,
@@ -57,7 +58,7 @@ class Engine:
         self._stop = stop
         self._clock = clock
         self._phase = Phase.START
-        self._reader = ActivityReader(self._job.pids, log_file)
+        self._reader = ActivityReader(self._job.pids, log_file, guarded.memory)
         self._start_watch = StartWatch(self._reader, clock, cached=cached)
         self._enter(Phase.START)
 
@@ -85,12 +86,10 @@ class Engine:
         self._enter(Phase.READY)
         if thin := self._thin_margin():
             self._events.notice(thin)
-        mine = self._job.pids()
-        found = [processes.read(r.pid) for r in receipt.collect(self._receipts) if r.state == "engine"]
         watch = ServingWatch(
             self._plan.url,
             self._plan.resolved.config.model,
-            engines=[process for process in found if process and process.pid in mine],
+            engines=self._engines(),
             reader=self._reader,
             clock=self._clock,
             notice=self._events.notice,
@@ -99,7 +98,7 @@ class Engine:
         while not self._stop.any:
             self._require_alive(EngineDeadError, "while it was serving")
             if watch.check():
-                self._events.alive()
+                self._events.evaluated()
             if watch.engine_died:
                 raise EngineDeadError(f"{watch.engine_died}: {self._odd_line()}\nSee {self._log_file}.")
             self._job.wait(SERVING_POLL_S)
@@ -155,8 +154,11 @@ class Engine:
 
     def _look_at_start(self, when: str) -> None:
         self._require_alive(EngineStartError, when)
-        if self._start_watch.check(self._tail.all_lines, self._log_file):
-            self._events.alive()
+        progressed = self._start_watch.check(self._tail.all_lines, self._log_file)
+        if progressed is not None:
+            self._events.evaluated()
+        if progressed:
+            self._events.progressed()
 
     def _require_alive(self, error: type[EngineStartError | EngineDeadError], when: str) -> None:
         self._guarded.check()
@@ -175,9 +177,14 @@ class Engine:
             if found.state == "failed":
                 raise with_exit_code(found.exit_code)(found.error)
 
+    def _engines(self) -> list[processes.Process]:
+        """Return the job's processes that left an engine's receipt, which names them as they know themselves."""
+        mine = {processes.pid_inside(pid): pid for pid in self._job.pids()}
+        named = [mine[r.pid] for r in receipt.collect(self._receipts) if r.state == "engine" and r.pid in mine]
+        return [process for pid in named if (process := processes.read(pid))]
+
     def _require_plugin(self) -> None:
-        mine = set(self._job.pids())
-        if not any(found.state == "engine" and found.pid in mine for found in receipt.collect(self._receipts)):
+        if not self._engines():
             raise PlatformError(
                 "vLLM started without the thor_spec plugin in its engine process, so nothing that thor-spec promises "
                 f"would hold. See {self._log_file} for 'Failed to load plugin', or reinstall thor-spec "

@@ -49,8 +49,5 @@ class Events(Protocol):
     def notice(self, line: str) -> None:
         """Something that a person should know; the start or the engine goes on."""
 
-    def alive(self) -> None:
-        """A start made progress, or the liveness rules were gone through: a service manager may be told."""
-
     def stopping(self) -> None:
         """A stop was asked for."""

@@ -5,17 +5,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from thor_spec import env
-from thor_spec.errors import LockPathError, StalledError
+from thor_spec.errors import BusyError, LockPathError, StalledError
 from thor_spec.guard.guarded import GuardedJob, Settings
 from thor_spec.guard.locks import ADMISSION, Lock, LockDirectory
+from thor_spec.guard.notify import Notifier
 from thor_spec.serve import address, dump, history, log
 from thor_spec.serve.engine import Engine
 from thor_spec.serve.events import Events
 from thor_spec.serve.plan import Plan
+from thor_spec.serve.service_events import ServiceEvents
 from thor_spec.serve.stop_requests import StopRequests
 from thor_spec.vllm_plugin import seam
 
@@ -24,89 +26,111 @@ RESTARTS = 1
 
 
 def serve(
-    plan: Plan, events: Events, *, clock: Callable[[], float] = time.monotonic, settings: Settings | None = None
+    plan: Plan,
+    events: Events,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    settings: Settings | None = None,
+    notifier: Notifier | None = None,
 ) -> None:
     """Run the plan until a signal asks to stop; returns then, with the job gone and the locks free.
 
     Args:
         clock: of deadlines and liveness rules, in seconds. The memory watchdog has its own.
         settings: how the job is guarded; the plan's memory floor wins over it.
+        notifier: the service manager; None takes the one that started this process, if one did.
 
-    Raises: BusyError, OrphanError, LockPathError; ConfigError (address, log file); PlatformError (the plugin is not at
-        work in the engine); EngineStartError; StartDeadlineError; CanaryError; EngineDeadError; StalledError, after one
-        restart; MemoryGuardError; GuardFailureError; StuckInKernelError; MemoryNotReturnedError.
+    Raises: BusyError, OrphanError, LockPathError; CapacityError; ConfigError (address, log file); PlatformError (the
+        plugin is not at work in the engine); EngineStartError; StartDeadlineError; CanaryError; EngineDeadError;
+        StalledError, after one restart; MemoryGuardError; GuardFailureError; StuckInKernelError;
+        MemoryNotReturnedError.
     """
     began = clock()
     config = plan.resolved.config
     settings = settings or Settings()
     if config.memory_floor is not None:
         settings = replace(settings, floor_bytes=config.memory_floor)
+    told = ServiceEvents(events, notifier or Notifier.from_environment())
     with StopRequests() as stop:
-        admission = LockDirectory.find().take(ADMISSION, wait=config.wait, report=events.waiting)
+        try:
+            locks = LockDirectory.find()
+            admission = locks.take(ADMISSION, wait=config.wait, give_up=lambda: stop.any, report=told.waiting)
+        except BusyError:
+            if stop.any:
+                return  # asked to stop while it waited
+            raise
         try:
             address.require_free(config.host, config.port)
-            log_file = log.open_path(config.log_file)
+            service = _Service(plan, told, stop, admission, log.open_path(config.log_file), clock, settings)
             for restarts_left in range(RESTARTS, -1, -1):
                 try:
-                    _run(plan, events, stop, admission, log_file, clock, settings, began)
+                    service.run(began, may_restart=restarts_left > 0)
                     return
                 except StalledError as error:
                     if not restarts_left or stop.any:
                         raise
-                    events.notice(f"{error} It was stopped, and is started again, once.")
+                    told.notice(f"{error} It was stopped, and is started again, once.")
                     began = clock()
         finally:
             admission.release()
 
 
-def _run(
-    plan: Plan,
-    events: Events,
-    stop: StopRequests,
-    admission: Lock,
-    log_file: Path,
-    clock: Callable[[], float],
-    settings: Settings,
-    began: float,
-) -> None:
-    """Run one engine, from its start to its end."""
-    tail = log.Tail(log_file)
-    start = history.key(plan.argv, seam.version() or "")
-    with _receipts_folder() as receipts:
-        environment = env.child_environment({**plan.environment, env.RECEIPTS_VARIABLE: str(receipts)})
-        with GuardedJob.start(
-            plan.argv,
-            settings=settings,
-            notice=events.notice,
-            env=environment,
-            output=log_file,
-            admission=admission,
-            title=f"serve {plan.resolved.config.model}",
-            url=plan.url,
-            grace_s=GRACE_S,
-        ) as guarded:
-            engine = Engine(
-                plan,
-                guarded,
-                log_file=log_file,
-                tail=tail,
-                receipts=receipts,
-                events=events,
-                stop=stop,
-                clock=clock,
-                cached=history.was_ready(env.state_dir(), start),
-            )
-            outcome = engine.to_ready()
-            if outcome is not None:
-                history.remember(env.state_dir(), start)
-                events.ready(engine.ready(outcome, clock() - began))
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """What stays the same when an engine is started again."""
+
+    plan: Plan
+    events: ServiceEvents
+    stop: StopRequests
+    admission: Lock
+    log_file: Path
+    clock: Callable[[], float]
+    settings: Settings
+
+    def run(self, began: float, *, may_restart: bool) -> None:
+        """Run one engine, from its start to its end."""
+        plan = self.plan
+        tail = log.Tail(self.log_file)
+        start = history.key(plan.argv, seam.version() or "")
+        with _receipts_folder() as receipts:
+            environment = env.child_environment({**plan.environment, env.RECEIPTS_VARIABLE: str(receipts)})
+            with GuardedJob.start(
+                plan.argv,
+                settings=self.settings,
+                notice=self.events.notice,
+                env=environment,
+                output=self.log_file,
+                admission=self.admission,
+                title=f"serve {plan.resolved.config.model}",
+                url=plan.url,
+                grace_s=GRACE_S,
+            ) as guarded:
+                engine = Engine(
+                    plan,
+                    guarded,
+                    log_file=self.log_file,
+                    tail=tail,
+                    receipts=receipts,
+                    events=self.events,
+                    stop=self.stop,
+                    clock=self.clock,
+                    cached=history.was_ready(env.state_dir(), start),
+                )
+                again = False
                 try:
-                    engine.to_end()
+                    outcome = engine.to_ready()
+                    if outcome is not None:
+                        history.remember(env.state_dir(), start)
+                        self.events.ready(engine.ready(outcome, self.clock() - began))
+                        engine.to_end()
                 except StalledError as error:
-                    raise StalledError(f"{error}{_dump(guarded, log_file, str(error))}") from error
-            if stop.any:
-                events.stopping()
-                guarded.stop(skip_grace=stop.urgent)
+                    again = may_restart and not self.stop.any
+                    raise StalledError(f"{error}{_dump(guarded, self.log_file, str(error))}") from error
+                finally:
+                    self.events.ending(again=again)
+                if self.stop.any:
+                    self.events.stopping()
+                    guarded.stop(skip_grace=self.stop.urgent)
 
 
 def _dump(guarded: GuardedJob, log_file: Path, reason: str) -> str:

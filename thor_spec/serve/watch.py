@@ -41,14 +41,14 @@ class StartWatch:
         """Take that a phase began."""
         self._deadlines.enter(phase, self._clock())
 
-    def check(self, log_lines: Callable[[], Sequence[str]], log_file: Path) -> bool:
-        """Look, at most once a second; return whether there was progress.
+    def check(self, log_lines: Callable[[], Sequence[str]], log_file: Path) -> bool | None:
+        """Look, at most once a second; return whether there was progress, and None without a look.
 
         Raises: StartDeadlineError, naming the phase and what the log says.
         """
         now = self._clock()
         if now < self._look_at:
-            return False
+            return None
         self._look_at = now + ACTIVITY_S
         if (overrun := self._deadlines.observe(self._reader.read(), now)) is None:
             return self._deadlines.progress_s == now
