@@ -49,8 +49,10 @@ ExecStopPost={reap}
 Restart=on-failure
 RestartSec=60
 RestartPreventExitStatus={final}
-# The supervisor makes the leaf groups ctl/ and job/ below its own.
+# Launcher and memory watchdog live in ctl/, and the launcher makes job/ beside it. systemd before 254 does not know
+# ctl/; the job then has a group below theirs.
 Delegate=yes
+DelegateSubgroup=ctl
 # Apart from system.slice, whose protected memory must not be the job's.
 Slice=thorspec.slice
 
