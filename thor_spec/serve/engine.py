@@ -100,7 +100,8 @@ class Engine:
             if watch.check():
                 self._events.evaluated()
             if watch.engine_died:
-                raise EngineDeadError(f"{watch.engine_died}: {self._odd_line()}\nSee {self._log_file}.")
+                died = f"The engine ended while it was serving ({watch.engine_died})"
+                raise EngineDeadError(f"{died}: {self._odd_line()}\nSee {self._log_file}.")
             self._job.wait(SERVING_POLL_S)
 
     def ready(self, outcome: "Outcome", seconds: float) -> Ready:
