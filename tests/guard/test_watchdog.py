@@ -308,6 +308,7 @@ def test_row25_a_process_that_survives_sigkill_is_not_released_as_clean(
         assert kept.exit_code == 40
         assert f"pid {first}" in kept.cause
         assert kept.boot_id == processes.boot_id()
+        assert any(line.startswith(f"pid {first} waits in the kernel: ") for line in kept.notices)
     finally:
         (freezer / "freezer.state").write_text("THAWED")
         until(lambda: not alive(first))

@@ -18,7 +18,7 @@ from thor_spec.errors import (
     StuckInKernelError,
     ThorSpecError,
 )
-from thor_spec.guard import memory_return, state
+from thor_spec.guard import memory_return, processes, state
 from thor_spec.guard.container_spec import ContainerSpec
 from thor_spec.guard.containers import ContainerJob
 from thor_spec.guard.job import KILL_WAIT_S, Job
@@ -173,6 +173,9 @@ class GuardedJob:
                 self.job.remove()
         except (StuckInKernelError, MemoryNotReturnedError, ContainerRuntimeError) as found:
             later = found
+            if isinstance(found, StuckInKernelError):
+                for pid in self.job.pids():
+                    self._tell(f"pid {pid} waits in the kernel: {' < '.join(processes.kernel_stack(pid).splitlines())}")
         finally:
             self.watchdog.close()
             self._leave_record(later or error, first=error if later else None)

@@ -129,6 +129,18 @@ def arguments(pid: int) -> list[str]:
     return [part.decode(errors="replace") for part in line.rstrip(b"\0").split(b"\0")] if line else []
 
 
+def kernel_stack(pid: int) -> str:
+    """Return where a process waits inside the kernel: its stack where that may be read, else the function's name."""
+    for name in ("stack", "wchan"):
+        try:
+            with open(f"/proc/{pid}/{name}", encoding="ascii", errors="replace") as file:
+                if (text := file.read().strip()) not in ("", "0"):
+                    return text.replace("[<0>] ", "")
+        except OSError:
+            continue
+    return "unknown"
+
+
 def boot_id() -> str:
     """Return the kernel's id of this boot."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
