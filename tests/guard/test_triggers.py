@@ -114,7 +114,9 @@ def test_two_low_polls_always_trigger(before: list[float], low: float) -> None:
 @settings(max_examples=300)
 @given(st.floats(0.05, 8.0), st.floats(4.5, 60.0))
 def test_a_steady_fall_is_stopped_within_a_second_of_the_crossing(gib_per_s: float, start: float) -> None:
-    series = list(readings([max(0.0, start - gib_per_s * 0.25 * step) for step in range(4 * 1200)]))
+    step_gib = gib_per_s * 0.25
+    steps = int((start - FLOOR_BYTES / GIB) / step_gib) + 8  # to the floor, and a few polls beyond it
+    series = list(readings([max(0.0, start - step_gib * step) for step in range(steps)]))
     crossed = next(i for i, reading in enumerate(series) if reading.available_bytes < FLOOR_BYTES)
     found = first_trigger(series[: crossed + 5])
     assert found is not None
