@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/guard.py [--repetitions 7] [--idle-seconds 20]
 
-Four figures: the time from the request for a held lock to the refusal that names its holder; the idle watchdog's CPU
-time; the time from the crossing of the memory floor to the death of the last process (MemAvailable is a file here, which
-falls by 2 GiB/s); and ``status`` with the start of the interpreter, while a job runs. Exits 1 when a median is above its
-limit.
+Four figures: the time from the request for a held lock to the refusal that names its holder; the CPU time of the idle
+watchdog; the time from the crossing of the memory floor to the death of the last process (MemAvailable is a file here
+and falls by 2 GiB/s); and ``status`` with the start of the interpreter, while a job runs. Exits 1 when a median
+is above its limit.
 """
 
 import argparse
