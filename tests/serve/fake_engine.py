@@ -87,13 +87,14 @@ class Handler(BaseHTTPRequestHandler):
         if "no drafts" not in now:
             calls["drafts"] += 4
         if self.path == "/v1/chat/completions":
-            unit = "kelvin" if "bad tool call" in now else "celsius"
-            call = {"function": {"name": "get_temperature", "arguments": json.dumps({"unit": unit})}}
+            zone = "Mars" if "bad tool call" in now else "UTC"
+            call = {"function": {"name": "time", "arguments": json.dumps({"zone": zone})}}
             self.answer(json.dumps({"choices": [{"message": {"tool_calls": [call]}}]}))
             return
         calls["completions"] += 1
         calls["tokens"] += body["max_tokens"]
-        tokens = [calls["completions"] if "nondeterministic" in now else 5] * body["max_tokens"]
+        unlike = "nondeterministic" in now or ("tie beside a neighbour" in now and calls["completions"] == 1)
+        tokens = [calls["completions"] if unlike else 5] * body["max_tokens"]
         choice = {"token_ids": tokens[:-1] if "short answer" in now else tokens}
         if body.get("stream"):
             self.answer(f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n")

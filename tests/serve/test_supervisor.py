@@ -55,6 +55,13 @@ def test_an_engine_in_a_pid_namespace_is_known_by_the_pid_in_its_receipt(plan: C
     assert recorder.was_ready
 
 
+def test_a_tie_tipped_by_a_neighbour_is_no_fault(plan: Callable[..., Plan], port: int) -> None:
+    recorder = Recorder(interrupt())
+    with nothing_left_behind(port):
+        supervisor.serve(plan("tie beside a neighbour"), recorder)
+    assert recorder.was_ready
+
+
 def test_a_second_signal_skips_the_grace(plan: Callable[..., Plan], port: int) -> None:
     began = time.monotonic()
     with nothing_left_behind(port):
