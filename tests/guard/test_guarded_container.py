@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from thor_spec.errors import BusyError, ContainerRuntimeError, MemoryGuardError, MemoryNotReturnedError
+from thor_spec.errors import BusyError, CapacityError, ContainerRuntimeError, MemoryGuardError, MemoryNotReturnedError
 from thor_spec.guard import cgroup, marker
 from thor_spec.guard.locks import RESIDENCY, LockDirectory
 from thor_spec.guard.memory import GIB
@@ -37,6 +37,17 @@ def test_row16_a_floor_crossing_ends_the_container_and_removes_it(
         checked_until_raised(job)
     assert (record(state_dir).exit_code, record(state_dir).title) == (30, "demo")
     assert docker.containers() == []
+    assert not status(locks).held
+
+
+def test_below_the_floor_no_container_is_made(
+    guard_container: Guard, proc: FakeProc, docker: Docker, locks: LockDirectory
+) -> None:
+    proc.available(3.9)
+    with pytest.raises(CapacityError, match=r"Only 3\.90 GiB .* the floor is 4\.00 GiB") as raised:
+        guard_container(("sleep", "60"))
+    assert raised.value.exit_code == 12
+    assert docker.calls("create") == []
     assert not status(locks).held
 
 

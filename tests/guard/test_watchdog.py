@@ -334,6 +334,14 @@ def test_row26_the_cause_before_it_is_not_lost(guard: Guard, engine: Engine, pro
         checked_until_raised(job)
 
 
+def test_memory_is_measured_once_the_device_is_ours(guard: Guard, engine: Engine, proc: FakeProc) -> None:
+    def scan() -> tuple[()]:
+        proc.available(77.0)  # what a job that was waited for has returned by now
+        return ()
+
+    assert guard(engine.argv("pass"), find_orphans=scan)._before_bytes == pytest.approx(77 * GIB, abs=1024)
+
+
 class Unasked:
     """Memory that stays as it is, and counts how often it is looked at."""
 
