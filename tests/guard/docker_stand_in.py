@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from thor_spec.guard import container_spec, processes
+from thor_spec.guard.container_runtime import ContainerRuntime
 from thor_spec.guard.container_spec import ContainerSpec
 from thor_spec.guard.containers import ContainerJob
 from thor_spec.guard.locks import LockDirectory
-from thor_spec.guard.runtime import ContainerRuntime
 
 IMAGE = "example.invalid/vllm@sha256:" + "0" * 64
 SPEC = ContainerSpec(image=IMAGE)

@@ -20,13 +20,13 @@ from thor_spec.errors import (
     PlatformError,
     StuckInKernelError,
 )
-from thor_spec.guard import cgroup, orphans, processes, runtime
+from thor_spec.guard import cgroup, container_runtime, orphans, processes
+from thor_spec.guard.container_runtime import ContainerRuntime, NoAnswerError
 from thor_spec.guard.container_spec import ContainerSpec, Mount
 from thor_spec.guard.containers import ContainerJob
 from thor_spec.guard.job import Job
 from thor_spec.guard.locks import ADMISSION, RESIDENCY, LockDirectory
 from thor_spec.guard.reap import Scope, reap
-from thor_spec.guard.runtime import ContainerRuntime, NoAnswerError
 from thor_spec.guard.status import status, stop
 
 from .conftest import Engine
@@ -299,7 +299,7 @@ def test_row07_what_cannot_be_removed_is_said(contain: Contain, docker: Docker) 
 
 
 def test_row08_a_hanging_daemon_refuses_a_start(contain: Contain, docker: Docker, locks: LockDirectory) -> None:
-    assert runtime.ANSWER_S == 20
+    assert container_runtime.ANSWER_S == 20
     docker.fault("ps", "hang")
     begun = time.monotonic()
     with pytest.raises(ContainerRuntimeError, match=r"ps has not answered within 0\.3 s") as caught:

@@ -15,9 +15,9 @@ from pathlib import Path
 from thor_spec import env as surroundings
 from thor_spec.errors import BusyError, LockPathError, PlatformError
 from thor_spec.guard import cgroup, container_spec, entrypoint, marker, processes
+from thor_spec.guard.container_runtime import CallFailedError, Container, ContainerRuntime, NoAnswerError
 from thor_spec.guard.container_spec import ContainerSpec
 from thor_spec.guard.locks import RESIDENCY, LockDirectory
-from thor_spec.guard.runtime import CallFailedError, Container, ContainerRuntime, NoAnswerError
 from thor_spec.guard.status import taken_by
 
 CONFIRM_S = 10.0

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from thor_spec.guard.runtime import ContainerRuntime
+from thor_spec.guard.container_runtime import ContainerRuntime
 
 RETRY_S = 1.0  # between two clients that die
 LAST_LINES_S = 2.0

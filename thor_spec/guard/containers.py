@@ -20,12 +20,12 @@ from thor_spec.errors import LockPathError, OrphanError, StuckInKernelError
 from thor_spec.guard import cgroup, container_launch, container_log, identity, marker, orphans, processes
 from thor_spec.guard.container_launch import CONFIRM_S
 from thor_spec.guard.container_log import ContainerLog
+from thor_spec.guard.container_runtime import CallFailedError, Container, ContainerRuntime, NoAnswerError
 from thor_spec.guard.container_spec import ContainerSpec
 from thor_spec.guard.identity import Identity
 from thor_spec.guard.job import GRACE_S, KILL_WAIT_S, POLL_TICK_S
 from thor_spec.guard.locks import ADMISSION, RESIDENCY, Lock, LockDirectory
 from thor_spec.guard.members import Members
-from thor_spec.guard.runtime import CallFailedError, Container, ContainerRuntime, NoAnswerError
 from thor_spec.guard.status import taken_by
 
 ASK_TICK_S = 0.05

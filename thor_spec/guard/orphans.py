@@ -12,8 +12,8 @@ from pathlib import Path
 
 from thor_spec.errors import OrphanError, PlatformError
 from thor_spec.guard import cgroup, marker, processes, shim
+from thor_spec.guard.container_runtime import CallFailedError, Container, ContainerRuntime
 from thor_spec.guard.locks import RESIDENCY
-from thor_spec.guard.runtime import CallFailedError, Container, ContainerRuntime
 
 TITLE_PREFIX = "VLLM::"
 

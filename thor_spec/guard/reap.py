@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from thor_spec import env
 from thor_spec.errors import ConfigError, LockPathError, PlatformError
 from thor_spec.guard import cgroup, identity, marker, processes
+from thor_spec.guard.container_runtime import CallFailedError, Container, ContainerRuntime, NoAnswerError
 from thor_spec.guard.job import GRACE_S, KILL_WAIT_S
 from thor_spec.guard.locks import ADMISSION, RESIDENCY, Lock, LockDirectory
 from thor_spec.guard.processes import Process
-from thor_spec.guard.runtime import CallFailedError, Container, ContainerRuntime, NoAnswerError
 from thor_spec.guard.status import status
 
 POLL_TICK_S = 0.02
