@@ -40,6 +40,18 @@ def test_row16_a_floor_crossing_ends_the_container_and_removes_it(
     assert not status(locks).held
 
 
+def test_row16_without_a_control_group_the_first_process_is_killed(
+    guard_container: Guard, engine: Engine, proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroup, "of_container", lambda *_: None)
+    deaf = "ignore(); signal.signal(signal.SIGUSR1, signal.SIG_IGN); signal.signal(signal.SIGUSR2, signal.SIG_IGN)"
+    job = guard_container(engine.argv(deaf))
+    assert job.job.members.cgroup is None
+    first = engine.pid("first")
+    proc.available(3.5)
+    until(lambda: not alive(first))  # nobody calls check
+
+
 def test_below_the_floor_no_container_is_made(
     guard_container: Guard, proc: FakeProc, docker: Docker, locks: LockDirectory
 ) -> None:
