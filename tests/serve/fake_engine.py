@@ -94,8 +94,10 @@ class Handler(BaseHTTPRequestHandler):
         calls["completions"] += 1
         calls["tokens"] += body["max_tokens"]
         unlike = "nondeterministic" in now or ("tie beside a neighbour" in now and calls["completions"] == 1)
+        unlike |= "long prompts differ" in now and isinstance(body.get("prompt"), list)
         tokens = [calls["completions"] if unlike else 5] * body["max_tokens"]
-        choice = {"token_ids": tokens[:-1] if "short answer" in now else tokens}
+        choice = {"token_ids": tokens[:-1] if "short answer" in now else tokens, "text": "as ever, and more"}
+        choice["prompt_token_ids"] = [7, 8, 9]
         if body.get("stream"):
             self.answer(f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n")
         else:

@@ -62,6 +62,38 @@ def test_a_tie_tipped_by_a_neighbour_is_no_fault(plan: Callable[..., Plan], port
     assert recorder.was_ready
 
 
+def test_the_full_canary(plan: Callable[..., Plan], port: int, tmp_path: Path) -> None:
+    golden = tmp_path / "golden.json"
+    golden.write_text('[{"prompt": "x", "text": "as ever"}]')
+    recorder = Recorder(interrupt())
+    with nothing_left_behind(port):
+        supervisor.serve(plan(canary="full", golden=golden, acceptance_floor=2.0), recorder)
+    assert recorder.was_ready
+    everything = ("plain", "stream", "repeat", "tool call", "batch", "long prompt", "golden answers", "speculation")
+    assert recorder.was_ready.checks == everything
+
+
+@pytest.mark.parametrize(
+    ("fault", "golden", "error", "says"),
+    [
+        ("long prompts differ", "[]", ConfigError, "are empty"),
+        ("long prompts differ", '[{"prompt": "x"}]', ConfigError, "must be a JSON list"),
+        ("long prompts differ", None, CanaryError, "A prompt of 2032 tokens, asked twice"),
+        ("child", '[{"prompt": "x", "text": "otherwise"}]', CanaryError, "weights, kernels or templates"),
+        ("none accepted", None, CanaryError, "1.00 tokens come out of a verify step, below the floor of 2"),
+    ],
+)
+def test_what_the_full_canary_finds(
+    plan: Callable[..., Plan], port: int, tmp_path: Path, fault: str, golden: str | None, error: type, says: str
+) -> None:
+    given = {"canary": "full", "acceptance_floor": 2.0}
+    if golden is not None:
+        given["golden"] = tmp_path / "golden.json"
+        (tmp_path / "golden.json").write_text(golden)
+    with nothing_left_behind(port), pytest.raises(error, match=says):
+        supervisor.serve(plan(fault, **given), Recorder())
+
+
 def test_a_second_signal_skips_the_grace(plan: Callable[..., Plan], port: int) -> None:
     began = time.monotonic()
     with nothing_left_behind(port):

@@ -48,6 +48,18 @@ def serve(
     kv_cache_memory: Annotated[
         int | None, typer.Option(help="Bytes of KV cache; without it vLLM decides, or 1 GiB on a CPU.", metavar="BYTES")
     ] = None,
+    canary: Annotated[
+        str | None,
+        typer.Option(
+            help="What must be answered before READY.", metavar="quick|full", show_default="full on a GPU, else quick"
+        ),
+    ] = None,
+    acceptance_floor: Annotated[
+        float | None, typer.Option(help="Least tokens per verify step in the canary.", metavar="TOKENS")
+    ] = None,
+    golden: Annotated[
+        Path | None, typer.Option(help="JSON list of prompts and greedy answers for the canary.", metavar="FILE")
+    ] = None,
     log_file: Annotated[
         Path | None, typer.Option(help="Engine log, appended to.", show_default="below ~/.cache/thor-spec/logs")
     ] = None,
@@ -71,7 +83,8 @@ def serve(
     """Serve a model over the OpenAI API, with DFlash speculation.
 
     READY is printed once the engine has answered a canary set: plain, streamed, repeated and tool-call requests, with
-    drafts accepted on the way. Ctrl-C stops; twice, at once. Arguments after -- go to vLLM untouched.
+    drafts accepted on the way; the full set adds eight prompts at once and a long one twice. Ctrl-C stops; twice, at
+    once. Arguments after -- go to vLLM untouched.
     """
     from thor_spec.cli.progress import progress
     from thor_spec.config import resolve
@@ -88,6 +101,9 @@ def serve(
         "max_seqs": max_seqs,
         "kv_cache_memory": kv_cache_memory,
         "memory_floor": memory_floor,
+        "canary": canary,
+        "acceptance_floor": acceptance_floor,
+        "golden": golden,
         "log_file": log_file,
         "wait": wait,
         "vllm_args": context.obj.rest or None,

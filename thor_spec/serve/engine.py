@@ -201,8 +201,14 @@ class Engine:
             lambda: canary.run(
                 plan.url,
                 plan.resolved.config.model,
-                speculating=plan.drafter is not None,
-                tools=plan.target.has_chat_template and plan.context >= canary.TOOL_CONTEXT,
+                canary.Canary(
+                    speculating=plan.drafter is not None,
+                    tools=plan.target.has_chat_template and plan.context >= canary.TOOL_CONTEXT,
+                    full=plan.full_canary,
+                    context=plan.context,
+                    acceptance_floor=plan.resolved.config.acceptance_floor,
+                    golden=plan.resolved.config.golden,
+                ),
             ),
             name="canary",
         )
