@@ -69,11 +69,11 @@ def gdn_verify(
         "state_indices": state_indices, "cu_nodes": cu_nodes,
         "masks": None if paths is None else paths.masks, "leaves": None if paths is None else paths.leaves,
         "rec_k": record.k, "rec_scale": record.k_scale, "rec_u": record.u, "rec_g": record.log_decay,
-        "pending": record.pending, "flush": record.flush, "record_indices": record_indices,
+        "start_row": record.start, "pending": record.pending, "flush": record.flush, "record_indices": record_indices,
         "scale": key_dim**-0.5 if scale is None else scale,
         "Q_STRIDE": q.stride(0), "K_STRIDE": k.stride(0), "V_STRIDE": v.stride(0), "STATE_STRIDE": state.stride(0),
         "H": heads, "HV": value_heads, "K": key_dim, "V": value_dim,
-        "WIDTH": width if paths is None else paths.masks.shape[1], "ROWS": record.rows,
+        "width": width if paths is None else paths.masks.shape[1], "rows": record.rows,
         "CHAIN": paths is None, "DEFERRED": deferred, "DELTA": delta, "HAS_BETA": b is not None, "L2_NORM": l2_norm,
     }  # fmt: skip
     if variant == "replay":

@@ -59,7 +59,7 @@ def gdn_verify(
             written only by a flush (below).
         state_indices: [R]; a value <= 0 marks a padding row, for which nothing is read or written.
         cu_nodes: [R + 1], first node of each request; more than W nodes count as W, the others are not computed.
-        record: gets one row per node behind the pending ones. With pending rows, the committed state is ``state``
+        record: gets one row per node, behind the pending ones. With pending rows, the committed state is ``state``
             advanced over them; where ``record.flush`` is set, it is also written to ``state``, once.
         record_indices: request slot of each row [R].
         paths: None for chains; then W is what the record holds.
@@ -87,7 +87,7 @@ def gdn_verify(
         start = state[slot].to(real)
         if record.pending is not None and record.flush is not None:
             first = int(record.pending[rec])
-            start = advance(start, record, rec, range(first))
+            start = advance(start, record, rec, record.ring(rec, range(first)))
             if first and record.flush[rec]:
                 state[slot] = start.to(state.dtype)
                 start = state[slot].to(real)
@@ -97,7 +97,7 @@ def gdn_verify(
         k_t, k_scale = _normalized(k_t, l2_norm)
         g = log_decay(a[nodes].to(real), A_log.to(real), dt_bias.to(real))
         beta = torch.ones_like(v_t[..., 0]) if b is None else torch.sigmoid(b[nodes].to(real))
-        rows = slice(first, first + count)
+        rows = record.ring(rec, range(first, first + count))
         record.k[rec, rows], record.k_scale[rec, rows], record.log_decay[rec, rows] = k[nodes], k_scale, g
 
         above = _ancestors(paths, r, count, q.device)
@@ -127,7 +127,7 @@ def log_decay(a: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor) -> to
     return -A_log.exp() * F.softplus(a + dt_bias, threshold=SOFTPLUS_THRESHOLD)
 
 
-def advance(start: torch.Tensor, record: Record, rec: int, rows: range | list[int]) -> torch.Tensor:
+def advance(start: torch.Tensor, record: Record, rec: int, rows: list[int]) -> torch.Tensor:
     """Return the state [HV, V, K] after the record's ``rows``, one by one."""
     group = start.shape[0] // record.k.shape[2]
     h = start

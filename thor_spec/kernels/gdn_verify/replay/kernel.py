@@ -10,7 +10,7 @@ leaves part are then computed by each of them, with equal bits.
 import triton
 import triton.language as tl
 
-from thor_spec.kernels.gdn_common.kernel import decay, fold_rows, log_decay, lowest_node
+from thor_spec.kernels.gdn_common.kernel import decay, fold_rows, log_decay, lowest_node, wrap
 
 
 @triton.jit
@@ -68,12 +68,12 @@ def _store_node(out, rec_k, rec_scale, rec_u, rec_g, token, row, o, u, raw, k_sc
             tl.store(rec_scale + row * H + i_h, k_scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "rows"])
 def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, masks, leaves,
-           rec_k, rec_scale, rec_u, rec_g, pending, flush, record_indices, scale,
+           rec_k, rec_scale, rec_u, rec_g, start_row, pending, flush, record_indices, scale, width, rows,
            Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, STATE_STRIDE: tl.constexpr,
            H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-           WIDTH: tl.constexpr, ROWS: tl.constexpr, WALKERS: tl.constexpr, CHAIN: tl.constexpr, DEFERRED: tl.constexpr,
+           WALKERS: tl.constexpr, CHAIN: tl.constexpr, DEFERRED: tl.constexpr,
            DELTA: tl.constexpr, HAS_BETA: tl.constexpr, L2_NORM: tl.constexpr, PER_CHANNEL: tl.constexpr):  # fmt: skip
     i_v, walker = tl.program_id(0) // WALKERS, tl.program_id(0) % WALKERS
     i_hv, i_r = tl.program_id(1), tl.program_id(2)
@@ -82,11 +82,12 @@ def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, m
     if slot <= 0:
         return
     bos = tl.load(cu_nodes + i_r).to(tl.int64)
-    count = tl.minimum((tl.load(cu_nodes + i_r + 1) - bos).to(tl.int32), WIDTH)
+    count = tl.minimum((tl.load(cu_nodes + i_r + 1) - bos).to(tl.int32), width)
     if count <= 0:
         return
     rec = tl.load(record_indices + i_r).to(tl.int64)
-    first = rec * ROWS
+    slab = rec * rows
+    offset = 0
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
     inside = (o_v < V)[:, None] & (o_k < K)[None, :]
@@ -100,14 +101,15 @@ def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, m
         bias = tl.load(dt_bias + i_hv).to(tl.float32)
 
     if DEFERRED:  # one walker only: nobody else reads the tile that is written here
+        offset = tl.load(start_row + rec)
         kept = tl.load(pending + rec)
-        start = fold_rows(start, first, kept, pending, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
+        start = fold_rows(start, slab, rows, offset, kept, pending, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
                           H, HV, K, V, PER_CHANNEL, False)  # fmt: skip
         if (kept > 0) & (tl.load(flush + rec) != 0):
             rounded = start.to(state.dtype.element_ty)
             tl.store(p_h, rounded, mask=inside)
             start = rounded.to(tl.float32)  # a state of less than float32 is what the next token would read
-        first += kept
+        offset = wrap(offset + kept, rows)
 
     if CHAIN:
         h = start
@@ -119,7 +121,7 @@ def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, m
                 q, k, v, a, b, A, bias, bos + tl.minimum(t + 1, count - 1), i_h, i_hv, o_k, o_v, scale,
                 Q_STRIDE, K_STRIDE, V_STRIDE, HV, K, V, HAS_BETA, L2_NORM, PER_CHANNEL)  # fmt: skip
             h, u, o = _step(h, b_q, b_k, b_v, beta, g, DELTA, PER_CHANNEL)
-            _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, first + t, o, u, raw, k_scale, g,
+            _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, slab + wrap(offset + t, rows), o, u, raw, k_scale, g,
                         i_h, i_hv, i_v, o_k, o_v, H, HV, K, V, PER_CHANNEL)  # fmt: skip
             b_q, b_k, raw, k_scale, b_v, beta, g = q_next, k_next, raw_next, k_scale_next, v_next, beta_next, g_next
     else:
@@ -132,7 +134,7 @@ def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, m
             leaf = lowest_node(todo)
             todo = todo & (todo - 1)
             if turn % WALKERS == walker:
-                path = tl.load(masks + i_r * WIDTH + leaf)
+                path = tl.load(masks + i_r * width + leaf)
                 beaten = path & done
                 reuse = (branch_path & ~beaten) == 0
                 h = tl.where(reuse, branch, start)
@@ -144,7 +146,7 @@ def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, m
                     _, b_k, _, _, _, _, g = _load_node(
                         q, k, v, a, b, A, bias, bos + t, i_h, i_hv, o_k, o_v, scale, Q_STRIDE, K_STRIDE, V_STRIDE,
                         HV, K, V, HAS_BETA, L2_NORM, PER_CHANNEL)  # fmt: skip
-                    u = tl.load(rec_u + ((first + t) * HV + i_hv) * V + o_v, mask=o_v < V, other=0.0)
+                    u = tl.load(rec_u + ((slab + wrap(offset + t, rows)) * HV + i_hv) * V + o_v, mask=o_v < V, other=0.0)
                     h = tl.fma(u[:, None], b_k[None, :], decay(h, tl.exp(g), PER_CHANNEL))
                 branch = h
                 branch_path = beaten
@@ -157,7 +159,7 @@ def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, m
                         q, k, v, a, b, A, bias, bos + t, i_h, i_hv, o_k, o_v, scale, Q_STRIDE, K_STRIDE, V_STRIDE,
                         HV, K, V, HAS_BETA, L2_NORM, PER_CHANNEL)  # fmt: skip
                     h, u, o = _step(h, b_q, b_k, b_v, beta, g, DELTA, PER_CHANNEL)
-                    _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, first + t, o, u, raw, k_scale, g,
+                    _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, slab + wrap(offset + t, rows), o, u, raw, k_scale, g,
                                 i_h, i_hv, i_v, o_k, o_v, H, HV, K, V, PER_CHANNEL)  # fmt: skip
                 tl.debug_barrier()  # the next walk reads rows that other threads of this program wrote
             turn += 1
