@@ -33,6 +33,7 @@ from thor_spec.kernels.gdn_common.record import Record, rows_needed
 from thor_spec.kernels.gdn_verify import kernel as verify
 from thor_spec.kernels.gdn_verify.tiles import Tiles, commit_tiles, replay_tiles, wy_tiles
 from thor_spec.kernels.tree_paths import kernel as tree_paths
+from thor_spec.kernels.tree_paths.reference import allocate
 
 PROCESSORS = {90: 132, 110: 20}
 HEADS, VALUE_HEADS, DIM = 16, 32, 128
@@ -93,7 +94,9 @@ def sums(ttgir: str, ptx: str) -> dict[str, list[Any]]:
     return {"summed_over": sorted({layouts[name] for name in summed}), "fused_runs": [n for n in runs if n > 3]}
 
 
-def layer(requests: int, nodes: int, *, tree: bool, deferred: bool, state: torch.dtype, inputs: torch.dtype) -> dict[str, Any]:
+def layer(
+    requests: int, nodes: int, *, tree: bool, deferred: bool, state: torch.dtype, inputs: torch.dtype
+) -> dict[str, Any]:
     """Return the arguments of ``gdn_verify`` at the head dims of Qwen3.5-35B; few slots, since nothing runs."""
     tokens = requests * nodes
     wide = torch.empty(tokens, 2 * HEADS * DIM + VALUE_HEADS * DIM, dtype=inputs)
@@ -111,7 +114,7 @@ def layer(requests: int, nodes: int, *, tree: bool, deferred: bool, state: torch
         "state_indices": torch.ones(requests, dtype=torch.int32),
         "cu_nodes": torch.zeros(requests + 1, dtype=torch.int32),
         "record": record, "record_indices": torch.zeros(requests, dtype=torch.int32),
-        "paths": tree_paths.allocate(requests, nodes, "cpu") if tree else None,
+        "paths": allocate(requests, nodes, "cpu") if tree else None,
         "parents": parents,
     }  # fmt: skip
 
@@ -157,17 +160,25 @@ def configurations(arch: int) -> list[tuple[str, Any]]:
                 add(
                     f"commit {method} {str(state)[6:]} state, BV {tiles.block_v}",
                     lambda x=x, path=path, accepted=accepted, method=method, tiles=tiles: commit.gdn_commit(
-                        x["state"], x["state_indices"], x["record"], x["record_indices"], path, accepted,
-                        method=method, tiles=tiles,
-                    ),  # fmt: skip
+                        x["state"],
+                        x["state_indices"],
+                        x["record"],
+                        x["record_indices"],
+                        path,
+                        accepted,
+                        method=method,
+                        tiles=tiles,
+                    ),
                 )
-    snapshot, _ = upstream.load(whole=False)
-    for state in (f32, bf16) if snapshot else ():
+    snapshot, _ = upstream.load()
+    for state in (f32, bf16):
+        if snapshot is None:
+            break
         x = layer(1, 16, tree=False, deferred=False, state=state, inputs=bf16)
         q, k, v = (x[name].contiguous()[None] for name in "qkv")
         add(
             f"vllm {str(state)[6:]} state",
-            lambda x=x, q=q, k=k, v=v: snapshot(
+            lambda x=x, q=q, k=k, v=v, snapshot=snapshot: snapshot(
                 A_log=x["A_log"], a=x["a"], b=x["b"], dt_bias=x["dt_bias"], q=q, k=k, v=v, initial_state=x["state"],
                 cu_seqlens=x["cu_nodes"], ssm_state_indices=torch.ones(1, 16, dtype=torch.int32),
                 num_accepted_tokens=torch.ones(1, dtype=torch.int32), use_qk_l2norm_in_kernel=True,

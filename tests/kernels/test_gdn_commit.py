@@ -210,9 +210,7 @@ def test_deferred_reference_is_the_same_mathematics() -> None:
         reference.gdn_commit(now.state, where[0], now.record, where[1], path, accepted)
         reference.gdn_compact(later.record, *where, path, accepted)
         reference.gdn_advance(later.record, *where, accepted, period=4)
-    reference.gdn_commit(
-        later.state, where[0], later.record, where[1], None, torch.zeros(2, dtype=torch.int32)
-    )
+    reference.gdn_commit(later.state, where[0], later.record, where[1], None, torch.zeros(2, dtype=torch.int32))
     assert float((now.state - later.state).abs().max()) <= 1e-12
 
 

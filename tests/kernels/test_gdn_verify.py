@@ -142,15 +142,17 @@ def test_tree_of_one_branch_is_a_chain_bit_for_bit(variant: Variant, device: str
     plain.args["paths"] = None
     assert_same_bits("output", verify(plain, variant), verify(tree, variant))
     for name in ("u", "k", "k_scale", "log_decay"):
-        assert_same_bits(
-            name, rows_of(plain, getattr(plain.record, name)), rows_of(tree, getattr(tree.record, name))
-        )
+        assert_same_bits(name, rows_of(plain, getattr(plain.record, name)), rows_of(tree, getattr(tree.record, name)))
 
 
 def test_geometry_does_not_change_replay(device: str) -> None:
     case = cases.make([comb(9), full([2, 2])], value_dim=32).to(device)
     want = verify(case.copy(), "replay", tiles=Tiles(block_v=32, warps=4))
-    for tiles in (Tiles(block_v=8, warps=4), Tiles(block_v=16, warps=4, walkers=2), Tiles(block_v=32, warps=4, walkers=8)):
+    for tiles in (
+        Tiles(block_v=8, warps=4),
+        Tiles(block_v=16, warps=4, walkers=2),
+        Tiles(block_v=32, warps=4, walkers=8),
+    ):
         assert_same_bits(str(tiles), want, verify(case.copy(), "replay", tiles=tiles))
 
 

@@ -33,7 +33,11 @@ COMMON, REPLAY, WY = "gdn_common", "gdn_verify/replay", "gdn_verify/wy"
 
 
 def trees(variant: Variant) -> None:
-    check_verify(cases.make([comb(19), [-1, 0, 0], [-1, 0, 1, 1, 0]], heads=2, value_heads=4, padding=[1], seed=3), variant, "cpu")
+    check_verify(
+        cases.make([comb(19), [-1, 0, 0], [-1, 0, 1, 1, 0]], heads=2, value_heads=4, padding=[1], seed=3),
+        variant,
+        "cpu",
+    )
 
 
 def small_keys(variant: Variant) -> None:

@@ -15,8 +15,8 @@ from thor_spec.kernels.gdn_verify.tiles import Tiles, commit_tiles, processors
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _commit(state, state_indices, rec_k, rec_scale, rec_u, rec_g, start_row, pending, record_indices, path, accepted, rows,
-            STATE_STRIDE: tl.constexpr, PATH_STRIDE: tl.constexpr,
+def _commit(state, state_indices, rec_k, rec_scale, rec_u, rec_g, start_row, pending, record_indices, path,
+            accepted, rows, STATE_STRIDE: tl.constexpr, PATH_STRIDE: tl.constexpr,
             H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
             DEFERRED: tl.constexpr, BY_PATH: tl.constexpr, PER_CHANNEL: tl.constexpr,
             BY_PRODUCT: tl.constexpr, WIDEN: tl.constexpr):  # fmt: skip
@@ -43,8 +43,8 @@ def _commit(state, state_indices, rec_k, rec_scale, rec_u, rec_g, start_row, pen
     h = tl.load(p_h, mask=inside, other=0).to(tl.float32)
     if BY_PRODUCT:
         if DEFERRED:
-            h = fold_rows_by_product(h, slab, rows, offset, kept, accepted, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
-                                     H, HV, K, V, False, WIDEN)  # fmt: skip
+            h = fold_rows_by_product(h, slab, rows, offset, kept, accepted, rec_k, rec_scale, rec_u, rec_g,
+                                     i_h, i_hv, o_k, o_v, H, HV, K, V, False, WIDEN)  # fmt: skip
         h = fold_rows_by_product(h, slab, rows, behind, count, path + i_r * PATH_STRIDE if BY_PATH else accepted,
                                  rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
                                  H, HV, K, V, BY_PATH, WIDEN)  # fmt: skip
@@ -68,8 +68,8 @@ def _compact(buffer, state_indices, start_row, pending, record_indices, path, ac
     first = tl.load(start_row + rec) + tl.load(pending + rec)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     base = buffer + rec * rows * SIZE + at
-    # In place: a program moves its columns forward row by row, and a row's new place never lies behind its old one. Each
-    # thread loads and stores the same columns, so that its own order is enough.
+    # In place: a program moves its columns forward row by row, and a row's new place never lies behind its old one.
+    # Each thread loads and stores the same columns, so that its own order is enough.
     for i in range(tl.load(accepted + i_r).to(tl.int32)):
         node = tl.load(path + i_r * PATH_STRIDE + i).to(tl.int32)
         if node != i:
@@ -79,7 +79,9 @@ def _compact(buffer, state_indices, start_row, pending, record_indices, path, ac
 
 
 @triton.jit
-def _advance(state_indices, start_row, pending, flush, record_indices, accepted, period, requests, rows, BLOCK: tl.constexpr):
+def _advance(
+    state_indices, start_row, pending, flush, record_indices, accepted, period, requests, rows, BLOCK: tl.constexpr
+):
     r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     own = tl.load(state_indices + r, mask=r < requests, other=0) > 0
     rec = tl.load(record_indices + r, mask=own, other=0).to(tl.int64)
@@ -120,7 +122,8 @@ def gdn_commit(
     block_v = max(16, tiles.block_v)
     _commit[(triton.cdiv(value_dim, block_v), value_heads, requests)](
         state=state, state_indices=state_indices, rec_k=record.k, rec_scale=record.k_scale, rec_u=record.u,
-        rec_g=record.log_decay, start_row=record.start, pending=record.pending, record_indices=record_indices, path=path, accepted=accepted,
+        rec_g=record.log_decay, start_row=record.start, pending=record.pending,
+        record_indices=record_indices, path=path, accepted=accepted,
         STATE_STRIDE=state.stride(0), PATH_STRIDE=0 if path is None else path.stride(0),
         H=record.k.shape[2], HV=value_heads, K=key_dim, V=value_dim, BK=max(16, triton.next_power_of_2(key_dim)),
         BV=block_v, rows=record.rows, DEFERRED=record.pending is not None, BY_PATH=path is not None,

@@ -31,7 +31,8 @@ def wrap(offset, rows):
 
 @triton.jit
 def load_row(row, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
-             H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PER_CHANNEL: tl.constexpr):  # fmt: skip
+             H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+             PER_CHANNEL: tl.constexpr):  # fmt: skip
     """Return normalized key [BK], pseudo-value [BV] and decay factor (scalar or [BK]) of a record row."""
     k = tl.load(rec_k + (row * H + i_h) * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
     k = k * tl.load(rec_scale + row * H + i_h)
@@ -83,7 +84,7 @@ def fold_rows(h, slab, rows, offset, count, path, rec_k, rec_scale, rec_u, rec_g
 
 @triton.jit
 def _dot(x, y, acc, WIDEN: tl.constexpr):
-    """Return ``acc + x @ y`` for bfloat16 operands. The interpreter cannot multiply those (WIDEN); widening is exact."""
+    """Return ``acc + x @ y`` for bfloat16 operands. The interpreter must widen them (WIDEN), which is exact."""
     if WIDEN:
         z = tl.dot(x.to(tl.float32), y.to(tl.float32), acc=acc, input_precision="ieee")
     else:
@@ -157,8 +158,12 @@ def fold_rows_by_product(h, slab, rows, offset, count, path, rec_k, rec_scale, r
         g = tl.load(rec_g + row * HV + i_hv, mask=there, other=0.0)
         after = tl.sum(tl.where(o_i[None, :] > o_i[:, None], g[None, :], 0.0), axis=1)
         scale = tl.load(rec_scale + row * H + i_h, mask=there, other=0.0)
-        k = tl.load(rec_k + (row[:, None] * H + i_h) * K + o_k[None, :], mask=there[:, None] & (o_k < K)[None, :], other=0.0)
-        u = tl.load(rec_u + (row[None, :] * HV + i_hv) * V + o_v[:, None], mask=there[None, :] & (o_v < V)[:, None], other=0.0)
+        k = tl.load(
+            rec_k + (row[:, None] * H + i_h) * K + o_k[None, :], mask=there[:, None] & (o_k < K)[None, :], other=0.0
+        )
+        u = tl.load(
+            rec_u + (row[None, :] * HV + i_hv) * V + o_v[:, None], mask=there[None, :] & (o_v < V)[:, None], other=0.0
+        )
         h = h * tl.exp(tl.sum(g, axis=0))
         h = dot_exact(u * (tl.exp(after) * scale)[None, :], k, h, 3, WIDEN)
     return h

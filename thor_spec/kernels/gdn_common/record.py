@@ -15,8 +15,8 @@ from thor_spec.errors import ConfigError
 class Record:
     """Persistent buffers of one layer, by request slot.
 
-    With deferred commits the rows of a slot are a ring: from row ``start`` on, ``pending`` rows are accepted and not yet
-    in the state, and the next verification writes behind them. So nothing moves when a chain's prefix is accepted.
+    With deferred commits the rows of a slot are a ring: from row ``start`` on, ``pending`` rows are accepted and not
+    yet in the state, and the next verification writes behind them. So a chain's accepted rows never move.
 
     A state advances over a row as ``S = exp(log_decay) * S + u (k * k_scale)^T``, whichever variant wrote the row.
     """
@@ -89,7 +89,7 @@ class Record:
         if not fits:
             raise ConfigError(
                 f"The record's buffers disagree: k {tuple(self.k.shape)}, k_scale {tuple(self.k_scale.shape)}, "
-                f"u {tuple(self.u.shape)}, log_decay {tuple(self.log_decay.shape)}; start, pending and flush all or none. "
+                f"u {tuple(self.u.shape)}, log_decay {tuple(self.log_decay.shape)}; start, pending, flush all or none. "
                 "Use Record.allocate."
             )
         if not all(t.is_contiguous() for t in (self.k, self.k_scale, self.u, self.log_decay)):
@@ -98,7 +98,7 @@ class Record:
     @property
     def rows(self) -> int:
         """Rows per request slot."""
-        return self.u.shape[1]
+        return int(self.u.shape[1])
 
     def ring(self, rec: int, offsets: Iterable[int]) -> list[int]:
         """Return the rows at ``offsets`` from a slot's first pending one."""
@@ -108,7 +108,7 @@ class Record:
     @property
     def per_channel(self) -> bool:
         """Whether every channel of a key decays by itself."""
-        return self.log_decay.dim() == 4
+        return bool(self.log_decay.dim() == 4)
 
     @property
     def bytes_per_slot(self) -> int:

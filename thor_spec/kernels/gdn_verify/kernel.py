@@ -71,7 +71,7 @@ def gdn_verify(
         "rec_k": record.k, "rec_scale": record.k_scale, "rec_u": record.u, "rec_g": record.log_decay,
         "start_row": record.start, "pending": record.pending, "flush": record.flush, "record_indices": record_indices,
         "scale": key_dim**-0.5 if scale is None else scale,
-        "Q_STRIDE": q.stride(0), "K_STRIDE": k.stride(0), "V_STRIDE": v.stride(0), "STATE_STRIDE": state.stride(0),
+        "q_stride": q.stride(0), "k_stride": k.stride(0), "v_stride": v.stride(0), "STATE_STRIDE": state.stride(0),
         "H": heads, "HV": value_heads, "K": key_dim, "V": value_dim,
         "width": width if paths is None else paths.masks.shape[1], "rows": record.rows,
         "CHAIN": paths is None, "DEFERRED": deferred, "DELTA": delta, "HAS_BETA": b is not None, "L2_NORM": l2_norm,
@@ -81,7 +81,9 @@ def gdn_verify(
             heads=states, value_dim=value_dim, tree=paths is not None, deferred=deferred, sms=sms
         )
         if deferred and tiles.walkers > 1:
-            raise ConfigError("Several walkers would read a state that one of them is writing: with deferred commits use one.")
+            raise ConfigError(
+                "Several walkers would read a state that one of them is writing: with deferred commits use one."
+            )
         split = triton.cdiv(value_dim, tiles.block_v)
         replay[(split * tiles.walkers, value_heads, requests)](
             **common, BK=triton.next_power_of_2(key_dim), BV=tiles.block_v, WALKERS=tiles.walkers,
@@ -113,17 +115,21 @@ def _check_inputs(
     tokens, heads, key_dim = k.shape
     if q.shape != k.shape or q.dtype != k.dtype or v.shape[0] != tokens or v.shape[1] % heads:
         raise ConfigError(
-            f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} must have the same tokens, q and k the same "
-            "heads and dtype, and v a multiple of their heads."
+            f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} must have the same tokens, q and k the "
+            "same heads and dtype, and v a multiple of their heads."
         )
     if any(x.stride()[1:] != (x.shape[2], 1) for x in (q, k, v)):
         raise ConfigError("Only the first dimension of q, k and v may be strided: heads and channels must be adjacent.")
     decay_shape = (tokens, v.shape[1], key_dim) if record.per_channel else (tokens, v.shape[1])
-    if a.shape != decay_shape or not a.is_contiguous() or (b is not None and (b.shape != v.shape[:2] or not b.is_contiguous())):
+    if (
+        a.shape != decay_shape
+        or not a.is_contiguous()
+        or (b is not None and (b.shape != v.shape[:2] or not b.is_contiguous()))
+    ):
         raise ConfigError(f"a must be contiguous {decay_shape} and b contiguous {tuple(v.shape[:2])}.")
     if cu_nodes.numel() != requests + 1 or (paths is not None and paths.masks.shape[0] < requests):
         raise ConfigError(f"{requests} state indices need {requests + 1} entries of cu_nodes and {requests} trees.")
     if width > min(MAX_NODES, record.rows) or (paths is not None and width < paths.masks.shape[1]):
         raise ConfigError(
-            f"width={width} must be at most {MAX_NODES} and the record's {record.rows} rows, and no less than the trees'."
+            f"width={width} must be at most {MAX_NODES} and the record's {record.rows} rows, and at least the trees'."
         )

@@ -73,7 +73,7 @@ def gdn_verify(
     Source: arXiv:2412.06464 (gated delta rule), arXiv:2608.20961 (trees), arXiv:2505.14969 (``delta=False``).
     """
     heads, key_dim = k.shape[1:]
-    value_heads, value_dim = v.shape[1:]
+    value_heads = v.shape[1]
     width = record.rows if paths is None else paths.masks.shape[1]
     real = torch.float64 if state.dtype == torch.float64 else torch.float32
     scale = key_dim**-0.5 if scale is None else scale

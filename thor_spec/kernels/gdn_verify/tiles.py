@@ -11,8 +11,6 @@ import torch
 
 from thor_spec.errors import ConfigError
 
-ASSUMED_PROCESSORS = 132  # where no device says otherwise: the interpreter, and compiling ahead of time
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
@@ -34,7 +32,7 @@ class Tiles:
 def processors(device: torch.device) -> int:
     """Return the number of streaming multiprocessors."""
     if device.type != "cuda":
-        return ASSUMED_PROCESSORS
+        return 1  # the interpreter runs one program after the other
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 

@@ -15,15 +15,15 @@ from thor_spec.kernels.gdn_common.kernel import decay, fold_rows, log_decay, low
 
 @triton.jit
 def _load_node(q, k, v, a, b, A, dt_bias, token, i_h, i_hv, o_k, o_v, scale,
-               Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
+               q_stride, k_stride, v_stride,
                HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
                HAS_BETA: tl.constexpr, L2_NORM: tl.constexpr, PER_CHANNEL: tl.constexpr):  # fmt: skip
     """Return q and k as the recurrence uses them, the raw key and its scale, v, beta and the log decay."""
     in_k = o_k < K
-    b_q = tl.load(q + token * Q_STRIDE + i_h * K + o_k, mask=in_k, other=0.0).to(tl.float32)
-    raw = tl.load(k + token * K_STRIDE + i_h * K + o_k, mask=in_k, other=0.0)
+    b_q = tl.load(q + token * q_stride + i_h * K + o_k, mask=in_k, other=0.0).to(tl.float32)
+    raw = tl.load(k + token * k_stride + i_h * K + o_k, mask=in_k, other=0.0)
     b_k = raw.to(tl.float32)
-    b_v = tl.load(v + token * V_STRIDE + i_hv * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)
+    b_v = tl.load(v + token * v_stride + i_hv * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)
     beta = tl.full([], 1.0, tl.float32)
     if HAS_BETA:
         beta = tl.sigmoid(tl.load(b + token * HV + i_hv).to(tl.float32))
@@ -54,7 +54,8 @@ def _step(h, b_q, b_k, b_v, beta, g, DELTA: tl.constexpr, PER_CHANNEL: tl.conste
 
 @triton.jit
 def _store_node(out, rec_k, rec_scale, rec_u, rec_g, token, row, o, u, raw, k_scale, g, i_h, i_hv, i_v, o_k, o_v,
-                H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PER_CHANNEL: tl.constexpr):  # fmt: skip
+                H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+                PER_CHANNEL: tl.constexpr):  # fmt: skip
     in_v = o_v < V
     tl.store(out + (token * HV + i_hv) * V + o_v, o.to(out.dtype.element_ty), mask=in_v)
     tl.store(rec_u + (row * HV + i_hv) * V + o_v, u, mask=in_v)
@@ -71,7 +72,7 @@ def _store_node(out, rec_k, rec_scale, rec_u, rec_g, token, row, o, u, raw, k_sc
 @triton.jit(do_not_specialize=["width", "rows"])
 def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, masks, leaves,
            rec_k, rec_scale, rec_u, rec_g, start_row, pending, flush, record_indices, scale, width, rows,
-           Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, STATE_STRIDE: tl.constexpr,
+           q_stride, k_stride, v_stride, STATE_STRIDE: tl.constexpr,
            H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
            WALKERS: tl.constexpr, CHAIN: tl.constexpr, DEFERRED: tl.constexpr,
            DELTA: tl.constexpr, HAS_BETA: tl.constexpr, L2_NORM: tl.constexpr, PER_CHANNEL: tl.constexpr):  # fmt: skip
@@ -114,15 +115,15 @@ def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, m
     if CHAIN:
         h = start
         b_q, b_k, raw, k_scale, b_v, beta, g = _load_node(
-            q, k, v, a, b, A, bias, bos, i_h, i_hv, o_k, o_v, scale, Q_STRIDE, K_STRIDE, V_STRIDE,
+            q, k, v, a, b, A, bias, bos, i_h, i_hv, o_k, o_v, scale, q_stride, k_stride, v_stride,
             HV, K, V, HAS_BETA, L2_NORM, PER_CHANNEL)  # fmt: skip
         for t in range(count):
             q_next, k_next, raw_next, k_scale_next, v_next, beta_next, g_next = _load_node(
                 q, k, v, a, b, A, bias, bos + tl.minimum(t + 1, count - 1), i_h, i_hv, o_k, o_v, scale,
-                Q_STRIDE, K_STRIDE, V_STRIDE, HV, K, V, HAS_BETA, L2_NORM, PER_CHANNEL)  # fmt: skip
+                q_stride, k_stride, v_stride, HV, K, V, HAS_BETA, L2_NORM, PER_CHANNEL)  # fmt: skip
             h, u, o = _step(h, b_q, b_k, b_v, beta, g, DELTA, PER_CHANNEL)
-            _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, slab + wrap(offset + t, rows), o, u, raw, k_scale, g,
-                        i_h, i_hv, i_v, o_k, o_v, H, HV, K, V, PER_CHANNEL)  # fmt: skip
+            _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, slab + wrap(offset + t, rows), o, u, raw, k_scale,
+                        g, i_h, i_hv, i_v, o_k, o_v, H, HV, K, V, PER_CHANNEL)  # fmt: skip
             b_q, b_k, raw, k_scale, b_v, beta, g = q_next, k_next, raw_next, k_scale_next, v_next, beta_next, g_next
     else:
         todo = tl.load(leaves + i_r)
@@ -144,9 +145,11 @@ def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, m
                     again = again & (again - 1)
                     # Of the record only u is this program's own; keys and decays may be another's, still to be written.
                     _, b_k, _, _, _, _, g = _load_node(
-                        q, k, v, a, b, A, bias, bos + t, i_h, i_hv, o_k, o_v, scale, Q_STRIDE, K_STRIDE, V_STRIDE,
+                        q, k, v, a, b, A, bias, bos + t, i_h, i_hv, o_k, o_v, scale, q_stride, k_stride, v_stride,
                         HV, K, V, HAS_BETA, L2_NORM, PER_CHANNEL)  # fmt: skip
-                    u = tl.load(rec_u + ((slab + wrap(offset + t, rows)) * HV + i_hv) * V + o_v, mask=o_v < V, other=0.0)
+                    u = tl.load(
+                        rec_u + ((slab + wrap(offset + t, rows)) * HV + i_hv) * V + o_v, mask=o_v < V, other=0.0
+                    )
                     h = tl.fma(u[:, None], b_k[None, :], decay(h, tl.exp(g), PER_CHANNEL))
                 branch = h
                 branch_path = beaten
@@ -156,10 +159,10 @@ def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, m
                     t = lowest_node(fresh)
                     fresh = fresh & (fresh - 1)
                     b_q, b_k, raw, k_scale, b_v, beta, g = _load_node(
-                        q, k, v, a, b, A, bias, bos + t, i_h, i_hv, o_k, o_v, scale, Q_STRIDE, K_STRIDE, V_STRIDE,
+                        q, k, v, a, b, A, bias, bos + t, i_h, i_hv, o_k, o_v, scale, q_stride, k_stride, v_stride,
                         HV, K, V, HAS_BETA, L2_NORM, PER_CHANNEL)  # fmt: skip
                     h, u, o = _step(h, b_q, b_k, b_v, beta, g, DELTA, PER_CHANNEL)
-                    _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, slab + wrap(offset + t, rows), o, u, raw, k_scale, g,
-                                i_h, i_hv, i_v, o_k, o_v, H, HV, K, V, PER_CHANNEL)  # fmt: skip
+                    _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, slab + wrap(offset + t, rows), o, u, raw,
+                                k_scale, g, i_h, i_hv, i_v, o_k, o_v, H, HV, K, V, PER_CHANNEL)  # fmt: skip
                 tl.debug_barrier()  # the next walk reads rows that other threads of this program wrote
             turn += 1
