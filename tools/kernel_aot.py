@@ -27,7 +27,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from benchmarks import upstream
+from benchmarks import record, upstream
 from thor_spec.kernels.gdn_commit import kernel as commit
 from thor_spec.kernels.gdn_common.record import Record, rows_needed
 from thor_spec.kernels.gdn_verify import kernel as verify
@@ -101,7 +101,7 @@ def layer(
     tokens = requests * nodes
     wide = torch.empty(tokens, 2 * HEADS * DIM + VALUE_HEADS * DIM, dtype=inputs)
     q, k, v = wide.split([HEADS * DIM, HEADS * DIM, VALUE_HEADS * DIM], dim=1)
-    record = Record.allocate(
+    buffers = Record.allocate(
         slots=1, rows=rows_needed(nodes, path=nodes, period=1 if deferred else None), heads=HEADS,
         value_heads=VALUE_HEADS, key_dim=DIM, value_dim=DIM, dtype=inputs, device="cpu", deferred=deferred,
     )  # fmt: skip
@@ -113,7 +113,7 @@ def layer(
         "state": torch.empty(2, VALUE_HEADS, DIM, DIM, dtype=state),
         "state_indices": torch.ones(requests, dtype=torch.int32),
         "cu_nodes": torch.zeros(requests + 1, dtype=torch.int32),
-        "record": record, "record_indices": torch.zeros(requests, dtype=torch.int32),
+        "record": buffers, "record_indices": torch.zeros(requests, dtype=torch.int32),
         "paths": allocate(requests, nodes, "cpu") if tree else None,
         "parents": parents,
     }  # fmt: skip
@@ -152,13 +152,14 @@ def configurations(arch: int) -> list[tuple[str, Any]]:
                             f"N {nodes}, BV {wide.block_v}, warps {wide.warps}"
                         )
                         add(name, lambda x=x, wide=wide: verify.gdn_verify(**x, variant="wy", tiles=wide))
-        for method in ("replay", "product"):
-            for state in (f32, bf16):
+        for method, state, deferred in itertools.product(("replay", "product"), (f32, bf16), (False, True)):
+            for path in (None, torch.zeros(1, 16, dtype=torch.int32)):
                 tiles = commit_tiles(heads=heads, value_dim=DIM, sms=sms)
-                x = layer(1, 16, tree=True, deferred=False, state=state, inputs=bf16)
-                path, accepted = torch.zeros(1, 16, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+                x = layer(1, 16, tree=True, deferred=deferred, state=state, inputs=bf16)
+                accepted = torch.ones(1, dtype=torch.int32)
+                kind = f"{'chain' if path is None else 'tree'}{' deferred' if deferred else ''}"
                 add(
-                    f"commit {method} {str(state)[6:]} state, BV {tiles.block_v}",
+                    f"commit {method} {kind} {str(state)[6:]} state, BV {tiles.block_v}",
                     lambda x=x, path=path, accepted=accepted, method=method, tiles=tiles: commit.gdn_commit(
                         x["state"],
                         x["state_indices"],
@@ -218,6 +219,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arch", type=int, action="append", choices=sorted(PROCESSORS))
     parser.add_argument("--only", default="", help="compile configurations whose name matches this")
+    parser.add_argument("--record", action="store_true", help="also write evidence/…-kernel-aot/record.json")
     parser.add_argument("--keep", type=Path, help="write PTX and TTGIR here")
     options = parser.parse_args()
     rows = []
@@ -239,7 +241,10 @@ def main() -> None:
                     stem = re.sub(r"\W+", "-", f"sm{arch} {name} {kernel.metadata.name}")
                     for kind in ("ptx", "ttgir"):
                         (options.keep / f"{stem}.{kind}").write_text(kernel.asm[kind], encoding="utf-8")
-    print(json.dumps({"triton": triton.__version__, "kernels": rows}))
+    result = {"triton": triton.__version__, "kernels": rows}
+    if options.record:
+        print(record.write("kernel-aot", result), file=sys.stderr)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -58,24 +58,45 @@ def _commit(state, state_indices, rec_k, rec_scale, rec_u, rec_g, start_row, pen
     tl.store(p_h, h.to(state.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _compact(buffer, state_indices, start_row, pending, record_indices, path, accepted, rows,
-             PATH_STRIDE: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i_r = tl.program_id(1)
-    if tl.load(state_indices + i_r) <= 0:
-        return
-    rec = tl.load(record_indices + i_r).to(tl.int64)
-    first = tl.load(start_row + rec) + tl.load(pending + rec)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    base = buffer + rec * rows * SIZE + at
+@triton.jit
+def _move_rows(buffer, block, slab, first, count, path, rows, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    base = buffer + slab * SIZE + at
     # In place: a program moves its columns forward row by row, and a row's new place never lies behind its old one.
     # Each thread loads and stores the same columns, so that its own order is enough.
-    for i in range(tl.load(accepted + i_r).to(tl.int32)):
-        node = tl.load(path + i_r * PATH_STRIDE + i).to(tl.int32)
+    for i in range(count):
+        node = tl.load(path + i).to(tl.int32)
         if node != i:
             source = wrap(wrap(first + node, rows), rows).to(tl.int64)
             target = wrap(wrap(first + i, rows), rows).to(tl.int64)
             tl.store(base + target * SIZE, tl.load(base + source * SIZE, mask=at < SIZE), mask=at < SIZE)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _compact(rec_k, rec_scale, rec_u, rec_g, state_indices, start_row, pending, record_indices, path, accepted, rows,
+             PATH_STRIDE: tl.constexpr, K_SIZE: tl.constexpr, SCALE_SIZE: tl.constexpr, U_SIZE: tl.constexpr,
+             G_SIZE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    i_r = tl.program_id(1)
+    if tl.load(state_indices + i_r) <= 0:
+        return
+    rec = tl.load(record_indices + i_r).to(tl.int64)
+    slab = rec * rows
+    first = tl.load(start_row + rec) + tl.load(pending + rec)
+    count = tl.load(accepted + i_r).to(tl.int32)
+    path += i_r * PATH_STRIDE
+    # One launch for the four buffers: programs count through their columns.
+    K_BLOCKS: tl.constexpr = (K_SIZE + BLOCK - 1) // BLOCK
+    U_BLOCKS: tl.constexpr = (U_SIZE + BLOCK - 1) // BLOCK
+    SCALE_BLOCKS: tl.constexpr = (SCALE_SIZE + BLOCK - 1) // BLOCK
+    block = tl.program_id(0)
+    if block < K_BLOCKS:
+        _move_rows(rec_k, block, slab, first, count, path, rows, K_SIZE, BLOCK)
+    elif block < K_BLOCKS + U_BLOCKS:
+        _move_rows(rec_u, block - K_BLOCKS, slab, first, count, path, rows, U_SIZE, BLOCK)
+    elif block < K_BLOCKS + U_BLOCKS + SCALE_BLOCKS:
+        _move_rows(rec_scale, block - K_BLOCKS - U_BLOCKS, slab, first, count, path, rows, SCALE_SIZE, BLOCK)
+    else:
+        _move_rows(rec_g, block - K_BLOCKS - U_BLOCKS - SCALE_BLOCKS, slab, first, count, path, rows, G_SIZE, BLOCK)
 
 
 @triton.jit
@@ -143,13 +164,17 @@ def gdn_compact(
     if record.pending is None:
         return
     _check_path(path)
-    for buffer in (record.k, record.k_scale, record.u, record.log_decay):
-        size = buffer[0, 0].numel()
-        block = min(512, max(16, triton.next_power_of_2(size)))
-        _compact[(triton.cdiv(size, block), state_indices.numel())](
-            buffer, state_indices, record.start, record.pending, record_indices, path, accepted, record.rows,
-            PATH_STRIDE=path.stride(0), SIZE=size, BLOCK=block, num_warps=4,
-        )  # fmt: skip
+    sizes = {
+        "K_SIZE": record.k[0, 0].numel(),
+        "SCALE_SIZE": record.k_scale[0, 0].numel(),
+        "U_SIZE": record.u[0, 0].numel(),
+        "G_SIZE": record.log_decay[0, 0].numel(),
+    }
+    block = min(512, triton.next_power_of_2(max(sizes.values())))
+    _compact[(sum(triton.cdiv(size, block) for size in sizes.values()), state_indices.numel())](
+        record.k, record.k_scale, record.u, record.log_decay, state_indices, record.start, record.pending,
+        record_indices, path, accepted, record.rows, PATH_STRIDE=path.stride(0), **sizes, BLOCK=block, num_warps=4,
+    )  # fmt: skip
 
 
 def gdn_advance(
