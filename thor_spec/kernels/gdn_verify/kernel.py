@@ -47,14 +47,15 @@ def gdn_verify(
             once: faster from a few nodes on, with float32 rounding of its own. Per-channel decay is ``replay`` only:
             there ``D`` depends on the channel, and the product form ``(k exp(gamma)) (k exp(-gamma))`` that would
             bring it back to a product of matrices overflows for strong decays.
-        width: most nodes of a request, at most 64; None: ``paths``' width, or the record's rows for chains. A smaller
+        width: most nodes of a request, at most 64; None: ``paths``' width, or what the record holds for chains. A smaller
             width compiles a smaller kernel.
         tiles: launch geometry; None: the table in ``tiles.py``.
     """
     heads, key_dim = k.shape[1:]
     value_heads, value_dim = v.shape[1:]
     requests = state_indices.numel()
-    width = (record.rows if paths is None else paths.masks.shape[1]) if width is None else width
+    if width is None:
+        width = min(MAX_NODES, record.rows) if paths is None else paths.masks.shape[1]
     deferred = record.pending is not None
     check_state(state, value_heads, value_dim, key_dim)
     check_record(record, state, heads, key_dim, k.dtype)

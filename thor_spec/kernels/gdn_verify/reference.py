@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from thor_spec.kernels.gdn_common.record import Record
-from thor_spec.kernels.tree_paths.reference import TreePaths
+from thor_spec.kernels.tree_paths.reference import MAX_NODES, TreePaths
 
 L2_EPSILON = 1e-6
 SOFTPLUS_THRESHOLD = 20.0
@@ -74,7 +74,7 @@ def gdn_verify(
     """
     heads, key_dim = k.shape[1:]
     value_heads = v.shape[1]
-    width = record.rows if paths is None else paths.masks.shape[1]
+    width = min(MAX_NODES, record.rows) if paths is None else paths.masks.shape[1]
     real = torch.float64 if state.dtype == torch.float64 else torch.float32
     scale = key_dim**-0.5 if scale is None else scale
     out = q.new_empty(v.shape) if out is None else out
