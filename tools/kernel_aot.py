@@ -136,8 +136,10 @@ def configurations(arch: int) -> list[tuple[str, Any]]:
         for tree in (False, True):
             for deferred in (False, True):
                 kind = f"{'tree' if tree else 'chain'}{' deferred' if deferred else ''}"
-                tiles = replay_tiles(heads=heads, value_dim=DIM, tree=tree, deferred=deferred, sms=sms)
                 for state in (f32, bf16):
+                    tiles = replay_tiles(
+                        heads=heads, key_dim=DIM, value_dim=DIM, state=state, tree=tree, deferred=deferred, sms=sms
+                    )
                     x = layer(1, 16, tree=tree, deferred=deferred, state=state, inputs=bf16)
                     x.pop("parents")
                     name = f"replay {kind} {str(state)[6:]} state, BV {tiles.block_v}, walkers {tiles.walkers}"

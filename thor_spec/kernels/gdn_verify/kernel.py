@@ -47,8 +47,8 @@ def gdn_verify(
             once: faster from a few nodes on, with float32 rounding of its own. Per-channel decay is ``replay`` only:
             there ``D`` depends on the channel, and the product form ``(k exp(gamma)) (k exp(-gamma))`` that would
             bring it back to a product of matrices overflows for strong decays.
-        width: most nodes of a request, at most 64; None: ``paths``' width, or what the record holds for chains. A smaller
-            width compiles a smaller kernel.
+        width: most nodes of a request, at most 64; None: ``paths``' width, or what the record holds for chains. Up to
+            16 a smaller kernel serves.
         tiles: launch geometry; None: the table in ``tiles.py``.
     """
     heads, key_dim = k.shape[1:]
@@ -79,7 +79,13 @@ def gdn_verify(
     }  # fmt: skip
     if variant == "replay":
         tiles = tiles or replay_tiles(
-            heads=states, value_dim=value_dim, tree=paths is not None, deferred=deferred, sms=sms
+            heads=states,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            state=state.dtype,
+            tree=paths is not None,
+            deferred=deferred,
+            sms=sms,
         )
         if deferred and tiles.walkers > 1:
             raise ConfigError(
