@@ -1,6 +1,6 @@
 """GDN verify and commit against vLLM's snapshot kernel and against copying the states once.
 
-    python benchmarks/kernels.py [--only REGEX] [--budget-s 540] [--sweep] [--smoke]
+    python benchmarks/kernels.py [--only REGEX] [--budget-s 480] [--sweep] [--smoke]
 
 A correctness gate runs first; if it is red no time is reported. All ways of a case are captured as CUDA graphs over the
 same inputs and replayed in turns, A B C C B A ...; a graph holds as many layers as it takes to exceed the L2 cache, and
@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--only", default="", help="cases whose name (as 'batch 8, chain 16') matches this")
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--budget-s", type=float, default=540, help="start no case after this many seconds")
+    parser.add_argument("--budget-s", type=float, default=480, help="start no case after this many seconds")
     parser.add_argument("--gate-cases", type=int, default=1000, help="random cases of bit-identity with vLLM")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--smoke", action="store_true")
