@@ -41,20 +41,28 @@ def _commit(state, state_indices, rec_k, rec_scale, rec_u, rec_g, start_row, pen
     p_h = state + slot * STATE_STRIDE + i_hv * V * K + o_v[:, None] * K + o_k[None, :]
     inside = (o_v < V)[:, None] & (o_k < K)[None, :]
     h = tl.load(p_h, mask=inside, other=0).to(tl.float32)
+    # A chain's accepted rows follow the pending ones without a gap.
     if BY_PRODUCT:
-        if DEFERRED:
-            h = fold_rows_by_product(h, slab, rows, offset, kept, accepted, rec_k, rec_scale, rec_u, rec_g,
+        if BY_PATH:
+            if DEFERRED:
+                h = fold_rows_by_product(h, slab, rows, offset, kept, accepted, rec_k, rec_scale, rec_u, rec_g,
+                                         i_h, i_hv, o_k, o_v, H, HV, K, V, False, WIDEN)  # fmt: skip
+            h = fold_rows_by_product(h, slab, rows, behind, count, path + i_r * PATH_STRIDE,
+                                     rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
+                                     H, HV, K, V, True, WIDEN)  # fmt: skip
+        else:
+            h = fold_rows_by_product(h, slab, rows, offset, kept + count, accepted, rec_k, rec_scale, rec_u, rec_g,
                                      i_h, i_hv, o_k, o_v, H, HV, K, V, False, WIDEN)  # fmt: skip
-        h = fold_rows_by_product(h, slab, rows, behind, count, path + i_r * PATH_STRIDE if BY_PATH else accepted,
-                                 rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
-                                 H, HV, K, V, BY_PATH, WIDEN)  # fmt: skip
-    else:
+    elif BY_PATH:
         if DEFERRED:
             h = fold_rows(h, slab, rows, offset, kept, accepted, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
                           H, HV, K, V, PER_CHANNEL, False)  # fmt: skip
-        h = fold_rows(h, slab, rows, behind, count, path + i_r * PATH_STRIDE if BY_PATH else accepted,
+        h = fold_rows(h, slab, rows, behind, count, path + i_r * PATH_STRIDE,
                       rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
-                      H, HV, K, V, PER_CHANNEL, BY_PATH)  # fmt: skip
+                      H, HV, K, V, PER_CHANNEL, True)  # fmt: skip
+    else:
+        h = fold_rows(h, slab, rows, offset, kept + count, accepted, rec_k, rec_scale, rec_u, rec_g,
+                      i_h, i_hv, o_k, o_v, H, HV, K, V, PER_CHANNEL, False)  # fmt: skip
     tl.store(p_h, h.to(state.dtype.element_ty), mask=inside)
 
 
