@@ -1,0 +1,1 @@
+"""Move accepted tokens from the record into the recurrent state, now or later."""

@@ -1,0 +1,1 @@
+"""What verification and commit of gated delta rule layers share."""

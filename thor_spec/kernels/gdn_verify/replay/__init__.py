@@ -1,0 +1,1 @@
+"""Sequential variant: the arithmetic of one-token decoding, bit for bit."""

@@ -1,0 +1,76 @@
+"""Launch geometry by a small table: tuning at start-up would cost minutes, and these choices are few.
+
+What is traded: a state is V rows that do not depend on each other, so rows may be split over programs until the device
+is full; each split computes gates, norms and (closed form) the solve again.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from thor_spec.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """Geometry of one launch."""
+
+    block_v: int
+    """Rows of the state per program."""
+    warps: int
+    walkers: int = 1
+    """Programs that share the leaves of one tree (replay)."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("block_v", self.block_v), ("warps", self.warps), ("walkers", self.walkers)):
+            if value < 1 or value & (value - 1):
+                raise ConfigError(f"tiles.{name}={value} must be a power of two: Triton's ranges are.")
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Return the number of streaming multiprocessors."""
+    if device.type != "cuda":
+        return 1  # the interpreter runs one program after the other
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def replay_tiles(
+    *, heads: int, key_dim: int, value_dim: int, state: torch.dtype, tree: bool, deferred: bool, sms: int
+) -> Tiles:
+    """Return the geometry of the sequential variant.
+
+    Two choices belong to bit-identity, since they decide the order of sums over K. Four warps always: the L2 norm is
+    summed over all of them. And enough rows that each thread holds one 16-byte vector of a row, as in vLLM's tiles of
+    32 rows: lanes split a row by that vector.
+
+    Args:
+        heads: states to advance, requests times value heads.
+    """
+    vector = 16 // state.itemsize
+    smallest = min(32, max(8, 4 * 32 * vector // key_dim))
+    block_v = _fill(heads, value_dim, largest=32, smallest=smallest, programs=2 * sms)
+    programs = heads * -(-value_dim // block_v)
+    walkers = 1
+    while tree and not deferred and walkers < 8 and programs * walkers < 2 * sms:
+        walkers *= 2
+    return Tiles(block_v=block_v, warps=4, walkers=walkers)
+
+
+def wy_tiles(*, heads: int, value_dim: int, sms: int) -> Tiles:
+    """Return the geometry of the closed form: nothing spills at 32 rows, deferred or not, on sm_90 and sm_110."""
+    return Tiles(block_v=_fill(heads, value_dim, largest=32, smallest=16, programs=sms), warps=4)
+
+
+def commit_tiles(*, heads: int, value_dim: int, sms: int) -> Tiles:
+    """Return the geometry of a commit, which waits for memory only."""
+    return Tiles(block_v=_fill(heads, value_dim, largest=32, smallest=16, programs=2 * sms), warps=4)
+
+
+def _fill(heads: int, value_dim: int, *, largest: int, smallest: int, programs: int) -> int:
+    """Return the largest power of two of rows that still makes ``programs`` programs, within the limits."""
+    block_v = largest
+    while block_v > smallest and (heads * -(-value_dim // block_v) < programs or block_v // 2 >= value_dim):
+        block_v //= 2
+    return block_v

@@ -1,0 +1,1 @@
+"""Closed-form variant: one triangular solve per head instead of one step per token."""

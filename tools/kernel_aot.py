@@ -1,0 +1,253 @@
+#!/usr/bin/env python3
+"""Compile the GDN kernels for GPUs that are not here, and print registers, spills and shared memory as JSON.
+
+    python tools/kernel_aot.py [--arch 90 --arch 110] [--only REGEX] [--keep FOLDER]
+
+The launchers run as they are; only Triton's driver is replaced by one that names the target and launches nothing, so
+what is compiled is what they would launch. ptxas is the one that comes with Triton.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)  # an interpreted function has nothing to compile
+os.environ.setdefault("TRITON_CACHE_DIR", tempfile.mkdtemp(prefix="kernel-aot-"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from benchmarks import record, upstream
+from thor_spec.kernels.gdn_commit import kernel as commit
+from thor_spec.kernels.gdn_common.record import Record, rows_needed
+from thor_spec.kernels.gdn_verify import kernel as verify
+from thor_spec.kernels.gdn_verify.tiles import Tiles, commit_tiles, replay_tiles, wy_tiles
+from thor_spec.kernels.tree_paths import kernel as tree_paths
+from thor_spec.kernels.tree_paths.reference import allocate
+
+PROCESSORS = {90: 132, 110: 20}
+HEADS, VALUE_HEADS, DIM = 16, 32, 128
+
+
+class Compiler:
+    """Stands in for Triton's driver: knows a target, has no device, and collects what is compiled."""
+
+    def __init__(self, arch: int) -> None:
+        self.arch = arch
+        self.compiled: list[Any] = []
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self) -> int:
+        return self.arch  # Triton caches by device: another architecture must be another one
+
+    def get_current_stream(self, device: int) -> int:  # noqa: ARG002
+        return 0
+
+
+def ptxas(arch: int) -> str:
+    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    return str(folder / ("ptxas" if arch < 100 else "ptxas-blackwell"))
+
+
+def resources(arch: int, ptx: str) -> dict[str, int]:
+    """Return registers, spilled bytes and shared memory, as ptxas reports them."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx, encoding="utf-8")
+        done = subprocess.run(
+            [ptxas(arch), "-v", f"--gpu-name=sm_{arch}a", str(source), "-o", str(Path(folder) / "kernel.cubin")],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"ptxas refused the kernel for sm_{arch}a:\n{done.stderr}")
+
+    def number(pattern: str) -> int:
+        found = re.search(pattern, done.stderr)
+        return int(found[1]) if found else 0
+
+    return {
+        "registers": number(r"Used (\d+) registers"),
+        "spill_stores": number(r"(\d+) bytes spill stores"),
+        "spill_loads": number(r"(\d+) bytes spill loads"),
+        "stack": number(r"(\d+) bytes stack frame"),
+    }
+
+
+def sums(ttgir: str, ptx: str) -> dict[str, list[Any]]:
+    """Return what decides the order of a sum: the layouts that are summed over, and runs of fused multiply-adds."""
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg\.\S.*)$", ttgir, re.MULTILINE))
+    summed = re.findall(r"tt\.reduce\"(?:.|\n)*?\}\) : \(tensor<\S+, (#\w+)>\)", ttgir)
+    operations = re.findall(r"^\s*((?:fma\.rn|mul|add|sub|shfl\S*|bar)\.\S*)", ptx, re.MULTILINE)
+    runs = [len(list(run)) for kind, run in itertools.groupby(operations) if kind == "fma.rn.f32"]
+    return {"summed_over": sorted({layouts[name] for name in summed}), "fused_runs": [n for n in runs if n > 3]}
+
+
+def layer(
+    requests: int, nodes: int, *, tree: bool, deferred: bool, state: torch.dtype, inputs: torch.dtype
+) -> dict[str, Any]:
+    """Return the arguments of ``gdn_verify`` at the head dims of Qwen3.5-35B; few slots, since nothing runs."""
+    tokens = requests * nodes
+    wide = torch.empty(tokens, 2 * HEADS * DIM + VALUE_HEADS * DIM, dtype=inputs)
+    q, k, v = wide.split([HEADS * DIM, HEADS * DIM, VALUE_HEADS * DIM], dim=1)
+    buffers = Record.allocate(
+        slots=1, rows=rows_needed(nodes, path=nodes, period=1 if deferred else None), heads=HEADS,
+        value_heads=VALUE_HEADS, key_dim=DIM, value_dim=DIM, dtype=inputs, device="cpu", deferred=deferred,
+    )  # fmt: skip
+    parents = torch.zeros(requests, nodes, dtype=torch.int32)
+    return {
+        "q": q.unflatten(1, (HEADS, DIM)), "k": k.unflatten(1, (HEADS, DIM)), "v": v.unflatten(1, (VALUE_HEADS, DIM)),
+        "a": torch.empty(tokens, VALUE_HEADS, dtype=inputs), "b": torch.empty(tokens, VALUE_HEADS, dtype=inputs),
+        "A_log": torch.empty(VALUE_HEADS), "dt_bias": torch.empty(VALUE_HEADS),
+        "state": torch.empty(2, VALUE_HEADS, DIM, DIM, dtype=state),
+        "state_indices": torch.ones(requests, dtype=torch.int32),
+        "cu_nodes": torch.zeros(requests + 1, dtype=torch.int32),
+        "record": buffers, "record_indices": torch.zeros(requests, dtype=torch.int32),
+        "paths": allocate(requests, nodes, "cpu") if tree else None,
+        "parents": parents,
+    }  # fmt: skip
+
+
+def configurations(arch: int) -> list[tuple[str, Any]]:
+    """Return a name and a launch for every default configuration that the tables can choose."""
+    sms = PROCESSORS[arch]
+    f32, bf16 = torch.float32, torch.bfloat16
+    launches: list[tuple[str, Any]] = []
+    seen = set()
+
+    def add(name: str, launch: Any) -> None:
+        if name not in seen:
+            seen.add(name)
+            launches.append((name, launch))
+
+    for requests in (1, 8, 64):
+        heads = requests * VALUE_HEADS
+        for tree in (False, True):
+            for deferred in (False, True):
+                kind = f"{'tree' if tree else 'chain'}{' deferred' if deferred else ''}"
+                for state in (f32, bf16):
+                    tiles = replay_tiles(
+                        heads=heads, key_dim=DIM, value_dim=DIM, state=state, tree=tree, deferred=deferred, sms=sms
+                    )
+                    x = layer(1, 16, tree=tree, deferred=deferred, state=state, inputs=bf16)
+                    x.pop("parents")
+                    name = f"replay {kind} {str(state)[6:]} state, BV {tiles.block_v}, walkers {tiles.walkers}"
+                    add(name, lambda x=x, tiles=tiles: verify.gdn_verify(**x, variant="replay", tiles=tiles))
+                wide = wy_tiles(heads=heads, value_dim=DIM, sms=sms)
+                for nodes in (16, 64):
+                    for state, inputs in ((f32, bf16), (bf16, bf16), (f32, f32)):
+                        x = layer(1, nodes, tree=tree, deferred=deferred, state=state, inputs=inputs)
+                        x.pop("parents")
+                        name = (
+                            f"wy {kind} {str(state)[6:]} state, {str(inputs)[6:]} inputs, "
+                            f"N {nodes}, BV {wide.block_v}, warps {wide.warps}"
+                        )
+                        add(name, lambda x=x, wide=wide: verify.gdn_verify(**x, variant="wy", tiles=wide))
+        for method, state, deferred in itertools.product(("replay", "product"), (f32, bf16), (False, True)):
+            for path in (None, torch.zeros(1, 16, dtype=torch.int32)):
+                tiles = commit_tiles(heads=heads, value_dim=DIM, sms=sms)
+                x = layer(1, 16, tree=True, deferred=deferred, state=state, inputs=bf16)
+                accepted = torch.ones(1, dtype=torch.int32)
+                kind = f"{'chain' if path is None else 'tree'}{' deferred' if deferred else ''}"
+                add(
+                    f"commit {method} {kind} {str(state)[6:]} state, BV {tiles.block_v}",
+                    lambda x=x, path=path, accepted=accepted, method=method, tiles=tiles: commit.gdn_commit(
+                        x["state"],
+                        x["state_indices"],
+                        x["record"],
+                        x["record_indices"],
+                        path,
+                        accepted,
+                        method=method,
+                        tiles=tiles,
+                    ),
+                )
+    snapshot, _ = upstream.load()
+    for state in (f32, bf16):
+        if snapshot is None:
+            break
+        x = layer(1, 16, tree=False, deferred=False, state=state, inputs=bf16)
+        q, k, v = (x[name].contiguous()[None] for name in "qkv")
+        add(
+            f"vllm {str(state)[6:]} state",
+            lambda x=x, q=q, k=k, v=v, snapshot=snapshot: snapshot(
+                A_log=x["A_log"], a=x["a"], b=x["b"], dt_bias=x["dt_bias"], q=q, k=k, v=v, initial_state=x["state"],
+                cu_seqlens=x["cu_nodes"], ssm_state_indices=torch.ones(1, 16, dtype=torch.int32),
+                num_accepted_tokens=torch.ones(1, dtype=torch.int32), use_qk_l2norm_in_kernel=True,
+            ),
+        )  # fmt: skip
+        x = layer(1, 16, tree=False, deferred=False, state=state, inputs=bf16)
+        x.pop("parents")
+        add(
+            f"replay like vllm {str(state)[6:]} state",
+            lambda x=x: verify.gdn_verify(**x, variant="replay", tiles=Tiles(block_v=32, warps=4)),
+        )
+    x = layer(1, 64, tree=True, deferred=True, state=f32, inputs=bf16)
+    path, accepted = torch.zeros(1, 16, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    add("tree_paths", lambda: tree_paths.tree_paths(x["parents"], x["cu_nodes"]))
+    add("compact", lambda: commit.gdn_compact(x["record"], x["state_indices"], x["record_indices"], path, accepted))
+    add("advance", lambda: commit.gdn_advance(x["record"], x["state_indices"], x["record_indices"], accepted, period=8))
+    return launches
+
+
+def compile_only(arch: int) -> Compiler:
+    """Make every launch compile for ``arch`` and go no further; return the collector."""
+    compiler = Compiler(arch)
+    triton.runtime.driver.set_active(compiler)
+    original = getattr(JITFunction, "run_and_launch", JITFunction.run)
+    JITFunction.run_and_launch = original
+
+    def run(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:  # noqa: ARG001
+        kernel = original(self, *args, grid=grid, warmup=True, **kwargs)
+        compiler.compiled.append(kernel)
+        return kernel
+
+    JITFunction.run = run
+    return compiler
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--arch", type=int, action="append", choices=sorted(PROCESSORS))
+    parser.add_argument("--only", default="", help="compile configurations whose name matches this")
+    parser.add_argument("--record", action="store_true", help="also write evidence/…-kernel-aot/record.json")
+    parser.add_argument("--keep", type=Path, help="write PTX and TTGIR here")
+    options = parser.parse_args()
+    rows = []
+    for arch in options.arch or sorted(PROCESSORS):
+        compiler = compile_only(arch)
+        for name, launch in configurations(arch):
+            if not re.search(options.only, name):
+                continue
+            compiler.compiled.clear()
+            launch()
+            for kernel in compiler.compiled:
+                row = {"arch": f"sm_{arch}a", "configuration": name, "kernel": kernel.metadata.name}
+                row |= {"shared": kernel.metadata.shared, **resources(arch, kernel.asm["ptx"])}
+                row |= sums(kernel.asm["ttgir"], kernel.asm["ptx"]) if "vllm" in name else {}
+                rows.append(row)
+                print(json.dumps(row), file=sys.stderr, flush=True)
+                if options.keep:
+                    options.keep.mkdir(parents=True, exist_ok=True)
+                    stem = re.sub(r"\W+", "-", f"sm{arch} {name} {kernel.metadata.name}")
+                    for kind in ("ptx", "ttgir"):
+                        (options.keep / f"{stem}.{kind}").write_text(kernel.asm[kind], encoding="utf-8")
+    result = {"triton": triton.__version__, "kernels": rows}
+    if options.record:
+        print(record.write("kernel-aot", result), file=sys.stderr)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
