@@ -53,6 +53,11 @@ class Plan:
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
         return f"http://{host}:{self.resolved.config.port}"
 
+    @property
+    def full_canary(self) -> bool:
+        """Whether READY waits for the full canary set: on a GPU, if nothing else was said."""
+        return (self.resolved.config.canary or ("full" if has_gpu_build() else "quick")) == "full"
+
     def as_dict(self) -> dict[str, Any]:
         """Return what would be started, JSON-ready."""
         return {
