@@ -27,7 +27,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from benchmarks import record, upstream
+from benchmarks import path_layers, record, upstream
+from benchmarks.path_layers import PathLayer
 from thor_spec.kernels.gdn_commit import kernel as commit
 from thor_spec.kernels.gdn_common.record import Record, rows_needed
 from thor_spec.kernels.gdn_verify import kernel as verify
@@ -195,6 +196,16 @@ def configurations(arch: int) -> list[tuple[str, Any]]:
         )
     x = layer(1, 64, tree=True, deferred=True, state=f32, inputs=bf16)
     path, accepted = torch.zeros(1, 16, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    for requests, nodes in ((1, 1), (1, 4), (1, 16), (64, 1), (64, 4), (64, 64)):
+        one = PathLayer(
+            dims=path_layers.Dims(full_layers=1), requests=1, parents=tuple(range(-1, nodes - 1)), context=16,
+            device="cpu", sms=sms // requests or 1,
+        )  # fmt: skip
+        add(f"paths attention N {nodes}, {requests} requests", one.attend())
+        if (requests, nodes) == (1, 16):
+            add("paths convolution", one.convolve())
+            add("paths window", one.commit_window())
+            add("paths cache", one.compact())
     add("tree_paths", lambda: tree_paths.tree_paths(x["parents"], x["cu_nodes"]))
     add("compact", lambda: commit.gdn_compact(x["record"], x["state_indices"], x["record_indices"], path, accepted))
     add("advance", lambda: commit.gdn_advance(x["record"], x["state_indices"], x["record_indices"], accepted, period=8))
