@@ -52,12 +52,13 @@ def conversations(document: Document) -> Iterator[tuple[str, Messages, list[dict
         tree = ast.parse(document.text)
     except (SyntaxError, ValueError, RecursionError):
         return
+    lines = document.text.split("\n")
     for index, node in enumerate(ast.walk(tree)):
         if not isinstance(node, ast.FunctionDef) or node.name.startswith("__"):
             continue
         name = f"chat:{document.name}#{index}"
         dice = random.Random(name)
-        if (made := _about(node, document.text, dice)) is None:
+        if (made := _about(node, lines, dice)) is None:
             continue
         messages, tools = made
         if dice.random() < 0.15 and not tools:
@@ -65,12 +66,12 @@ def conversations(document: Document) -> Iterator[tuple[str, Messages, list[dict
         yield name, messages, tools
 
 
-def _about(node: ast.FunctionDef, text: str, dice: random.Random) -> tuple[Messages, list[dict[str, Any]] | None] | None:
-    source = ast.get_source_segment(text, node, padded=True)
+def _about(node: ast.FunctionDef, lines: list[str], dice: random.Random) -> tuple[Messages, list[dict[str, Any]] | None] | None:
+    first = node.decorator_list[0].lineno if node.decorator_list else node.lineno
+    code = textwrap.dedent("\n".join(lines[first - 1 : node.end_lineno])).strip("\n")
     docstring = ast.get_docstring(node)
-    if source is None or len(source) > LONGEST_FUNCTION or len(source) < 60:
+    if not 60 <= len(code) <= LONGEST_FUNCTION:
         return None
-    code = textwrap.dedent(source).strip("\n")
     roll = dice.random()
     if docstring:
         purpose = " ".join(docstring.split("\n\n")[0].split())
@@ -85,10 +86,10 @@ def _about(node: ast.FunctionDef, text: str, dice: random.Random) -> tuple[Messa
             if roll < 0.87 and (called := _call(node, purpose, dice)):
                 return called
     if len(code) > 160 and dice.random() < 0.3:
-        lines = code.split("\n")
-        cut = dice.randrange(1, max(2, len(lines) * 2 // 3))
-        asked = dice.choice(COMPLETE).format(code=_fence("\n".join(lines[:cut])))
-        return _turns(asked, _fence("\n".join(lines[cut:]))), None
+        body = code.split("\n")
+        cut = dice.randrange(1, max(2, len(body) * 2 // 3))
+        asked = dice.choice(COMPLETE).format(code=_fence("\n".join(body[:cut])))
+        return _turns(asked, _fence("\n".join(body[cut:]))), None
     return None
 
 

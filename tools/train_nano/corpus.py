@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thor_spec.nano import tokenizer as tiny
 
 from . import baseline, bpe, chat, extract, sources
 from .extract import Document
 
+Tokens = dict[str, NDArray[np.uint16]]  # by the document's name
+
 SCHEMA = 1
 TOKENIZER_BYTES = 24_000_000  # of text the vocabulary is learnt from: more changes little
+BASELINE_BYTES = 40_000_000  # of text that the byte models count
 PROMPTS = 64  # held-out prompts of each kind
 PROMPT_TOKENS = 192
 KINDS: tuple[extract.Kind, ...] = ("code", "prose", "chat")
@@ -25,7 +29,9 @@ PACKING = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 3, "lp": 1, "pb": 1}]  #
 CHAT_SHARE = 0.16  # of the tokens; conversations beyond it are left out, later ranks first
 
 
-def build(output: Path, archives: Path, wanted: list[sources.Source], talks: int = TALKS) -> dict[str, Any]:
+def build(
+    output: Path, archives: Path, wanted: list[sources.Source], talks: int = TALKS, vocabulary: int = bpe.VOCABULARY
+) -> dict[str, Any]:
     """Write the corpus into ``output`` and return its manifest. Same sources and interpreter, same bytes."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     found = sources.fetch(wanted, archives)
@@ -34,7 +40,7 @@ def build(output: Path, archives: Path, wanted: list[sources.Source], talks: int
     )
     kept = sorted([*kept, *_conversations(kept, talks)], key=lambda document: document.rank)
     output.mkdir(parents=True, exist_ok=True)
-    learnt = bpe.learn(_sample(kept))
+    learnt = bpe.learn(_sample(kept), vocabulary)
     bpe.save(learnt, output)
     tokens = _tokens(learnt, kept)
     chosen = _limit_chat(kept, tokens)
@@ -43,7 +49,7 @@ def build(output: Path, archives: Path, wanted: list[sources.Source], talks: int
     segments: dict[str, list[int]] = {}
     for name, members in _segments(chosen).items():
         begin = sum(map(len, parts))
-        parts += [np.asarray([*tokens[document.name], end], np.uint16) for document in members]
+        parts += [np.append(tokens[document.name], np.uint16(end)) for document in members]
         segments[name] = [begin, sum(map(len, parts))]
     ids = np.concatenate(parts)
     (output / "tokens.u16.xz").write_bytes(lzma.compress(ids.tobytes(), filters=PACKING))
@@ -51,7 +57,7 @@ def build(output: Path, archives: Path, wanted: list[sources.Source], talks: int
     manifest = {
         "schema": SCHEMA,
         "interpreter": extract.interpreter(),
-        "vocabulary": bpe.VOCABULARY,
+        "vocabulary": vocabulary,
         "segments": segments,
         "sources": [_account(source, chosen, tokens) for source in wanted],
         "conversations": {
@@ -104,16 +110,16 @@ def _sample(kept: Iterable[Document]) -> list[str]:
     return texts
 
 
-def _tokens(learnt: Any, kept: list[Document]) -> dict[str, list[int]]:
-    tokens: dict[str, list[int]] = {}
+def _tokens(learnt: Any, kept: list[Document]) -> Tokens:
+    tokens: Tokens = {}
     for begin in range(0, len(kept), 512):
         batch = kept[begin : begin + 512]
         for document, encoding in zip(batch, learnt.encode_batch([d.text for d in batch]), strict=True):
-            tokens[document.name] = encoding.ids
+            tokens[document.name] = np.asarray(encoding.ids, np.uint16)
     return tokens
 
 
-def _limit_chat(kept: list[Document], tokens: dict[str, list[int]]) -> list[Document]:
+def _limit_chat(kept: list[Document], tokens: Tokens) -> list[Document]:
     room = CHAT_SHARE / (1 - CHAT_SHARE) * sum(len(tokens[d.name]) for d in kept if d.kind != "chat")
     chosen = []
     for document in kept:
@@ -131,14 +137,14 @@ def _segments(chosen: list[Document]) -> dict[str, list[Document]]:
     return segments | {f"held-out {kind}": [d for d in chosen if _held_out(d) and d.kind == kind] for kind in KINDS}
 
 
-def _prompts(learnt: Any, chosen: list[Document], tokens: dict[str, list[int]]) -> dict[str, list[list[int]]]:
+def _prompts(learnt: Any, chosen: list[Document], tokens: Tokens) -> dict[str, list[list[int]]]:
     """Return held-out prompts by kind: beginnings of files, and conversations up to the assistant's first word."""
     prompts: dict[str, list[list[int]]] = {}
     start, opening = learnt.token_to_id(tiny.IM_START), learnt.encode("assistant\n").ids
     for kind in KINDS:
         rows = []
         for document in _segments(chosen)[f"held-out {kind}"]:
-            ids = tokens[document.name]
+            ids = tokens[document.name].tolist()
             if kind == "chat":
                 places = [i for i, token in enumerate(ids) if token == start and ids[i + 1 : i + 1 + len(opening)] == opening]
                 row = ids[: places[0] + 1 + len(opening)] if places else []
@@ -150,7 +156,7 @@ def _prompts(learnt: Any, chosen: list[Document], tokens: dict[str, list[int]]) 
     return prompts
 
 
-def _account(source: sources.Source, chosen: list[Document], tokens: dict[str, list[int]]) -> dict[str, Any]:
+def _account(source: sources.Source, chosen: list[Document], tokens: Tokens) -> dict[str, Any]:
     own = [document for document in chosen if document.name.startswith(source.name + "/")]
     digest = hashlib.sha256()
     for document in own:
@@ -172,7 +178,7 @@ def _baselines(chosen: list[Document]) -> dict[str, dict[str, float]]:
         return np.frombuffer("".join(d.text for d in members).encode(), np.uint8)
 
     segments = _segments(chosen)
-    train = raw(segments.pop("train"))
+    train = raw(segments.pop("train"))[:BASELINE_BYTES]
     return {
         name: {
             "unigram": round(baseline.unigram_bits(train, raw(members)), 4),

@@ -19,13 +19,20 @@ from .sources import Source
 Kind = Literal["code", "prose", "chat"]
 
 LONGEST_FILE = 200_000  # bytes; what is longer is a table more often than a text
+LONGEST_PAGE = 1_000_000  # bytes of HTML: most of them are tags
 LONGEST_LINE = 500
-LARGEST_SOURCE = 8_000_000  # characters taken of one source, so that no project sets the tone alone
+LARGEST_SOURCE = 16_000_000  # characters taken of one source, so that no project sets the tone alone
 # Translations and data tables repeat one line in a thousand forms; generated parsers say nothing a person would.
 UNWANTED = re.compile(
     r"/(locale|locales|providers|idlelib/Icons|lib2to3/tests|_vendor|vendor|vendored|translations|__pycache__|"
     r"site-packages|test/cjkencodings|encodings|pydoc_data|typeshed|lib-dynload|ensurepip|turtledemo)/|"
     r"/(test_data|testdata|mapping|_mapping|_cachedata)[^/]*\.py$|/_[a-z_]*builtins\.py$|/test_[^/]*$|/tests?/",
+)
+# What manuals repeat on each page.
+NAVIGATION = re.compile(
+    r"^(- *(index|modules|next|previous|Home|Menu|About|Documentation|Download|License|Support|Purchase|Search|Debian|en)\b"
+    r"[^\n]*|Navigation|Small\. Fast\. Reliable\.|Choose any three\.|Search Documentation Search Changelog)\n",
+    re.MULTILINE,
 )
 HELD_OUT_EVERY = 50  # one file in so many is kept for evaluation
 
@@ -61,7 +68,8 @@ def documents(source: Source, archive: Path | None) -> list[Document]:
 
 def _documents(source: Source, archive: Path | None) -> Iterator[Document]:
     for path, raw in sorted(_files(source, archive)):
-        if len(raw) > LONGEST_FILE or len(raw) < 200 or UNWANTED.search("/" + path):
+        longest = LONGEST_PAGE if path.endswith(".html") else LONGEST_FILE
+        if len(raw) > longest or len(raw) < 200 or UNWANTED.search("/" + path):
             continue
         try:
             text = raw.decode("utf-8")
@@ -163,7 +171,7 @@ def html_text(page: str) -> str:
     parser = _Prose()
     parser.feed(page)
     text = re.sub(r"[ \t]*\n[ \t]*\n\s*\n*", "\n\n", re.sub(r"\n {1,3}(?=\S)", "\n", "".join(parser.parts)))
-    text = re.sub(r"\n- \n+", "\n- ", text)
+    text = NAVIGATION.sub("", re.sub(r"\n- \n+", "\n- ", text)).replace("¶", "")
     return "\n".join(textwrap.fill(line, 88, break_long_words=False) if len(line) > 100 else line for line in text.split("\n"))
 
 
