@@ -117,9 +117,9 @@ class Loop:
             run.seconds = before + now - begun
             last = self._progress(run) >= 1
             if now - logged >= self.log_seconds or last or run.step == first + 1:
-                shown = {name.lstrip("#"): round(float(value), 4) for name, value in parts.items()}
+                shown = {name.lstrip("#"): round(value.item(), 4) for name, value in parts.items()}
                 speed = (run.step - since) / max(now - logged, 1e-9)
-                shown |= {"step": run.step, "seconds": round(run.seconds, 1), "rate": rate, "norm": round(float(norm), 3)}
+                shown |= {"step": run.step, "seconds": round(run.seconds, 1), "rate": rate, "norm": round(norm.item(), 3)}
                 run.history.append(shown)
                 self.say(_line(shown, self._progress(run), speed * self.tokens_per_step(progress)))
                 if not math.isfinite(sum(shown.values())):
