@@ -15,10 +15,10 @@ from thor_spec.train import data
 from tools.train_nano import corpus, extract, sources
 
 MODULES = (
-    "textwrap heapq bisect fractions statistics shlex string calendar csv difflib cmd glob fnmatch copy queue sched "
-    "contextlib colorsys functools graphlib keyword linecache numbers operator pprint random reprlib tempfile timeit "
-    "token tokenize types weakref gettext getopt filecmp dis codecs base64 bdb"
-).split()
+    *("textwrap", "heapq", "bisect", "fractions", "statistics", "shlex", "string", "calendar", "csv", "difflib", "cmd"),
+    *("glob", "fnmatch", "copy", "queue", "sched", "contextlib", "colorsys", "functools", "graphlib", "keyword"),
+    *("numbers", "operator", "pprint", "random", "reprlib", "tempfile", "timeit", "token", "tokenize", "types"),
+)
 VOCABULARY = 640
 
 

@@ -99,9 +99,7 @@ def test_the_shipped_sizes_fit_their_budget() -> None:
 
 def full_drafter() -> nano_drafter.DrafterShape:
     full = hybrid.Hybrid(HybridShape(vocabulary=3840))
-    return drafting.shape_for(
-        targets.HybridTarget(full), drafting.DraftRecipe(), mask_token_id=3839, max_length=8192
-    )
+    return drafting.shape_for(targets.HybridTarget(full), drafting.DraftRecipe(), mask_token_id=3839, max_length=8192)
 
 
 def test_the_drafter_reads_layers_up_to_the_last_and_is_what_an_engine_reads(tmp_path: Path) -> None:
@@ -136,9 +134,7 @@ def test_a_damaged_block_sees_what_decoding_shows_it() -> None:
     clean = torch.randint(0, 319, (1, 24))
     damaged = clean.clone()
     damaged[0, torch.rand(24) < 0.5] = MARKS.mask
-    both = model(
-        torch.cat([damaged, clean], dim=1), torch.arange(24).repeat(2), noise.two_copy_mask(24, 8), count=24
-    )
+    both = model(torch.cat([damaged, clean], dim=1), torch.arange(24).repeat(2), noise.two_copy_mask(24, 8), count=24)
     for begin in range(0, 24, 8):
         shown = torch.cat([clean[:, :begin], damaged[:, begin : begin + 8]], dim=1)
         alone = model(shown, torch.arange(begin + 8), noise.block_causal_mask(begin + 8, 8))
@@ -203,7 +199,10 @@ def test_the_published_names_are_complete(tmp_path: Path) -> None:
     assert len(stored) == 3 + 3 * 6 + 3 + 2 * (2 + 3 + 8 * 3)
     again = diffusion.load(tmp_path)
     assert again.shape == DIFFUSION
-    assert all(torch.equal(stored[name].float(), tensor.to(stored[name].dtype).float()) for name, tensor in again.export().items())
+    assert all(
+        torch.equal(stored[name].float(), tensor.to(stored[name].dtype).float())
+        for name, tensor in again.export().items()
+    )
 
 
 def test_experts_at_once_are_experts_one_by_one() -> None:

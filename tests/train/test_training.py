@@ -81,8 +81,8 @@ def test_the_rate_rises_and_falls(decay_from: float | None) -> None:
     assert values[0] < 0.01
     assert values[-1] == pytest.approx(rate.floor)
     top = values.index(max(values))
-    assert all(a <= b for a, b in zip(values[:top], values[1 : top + 1], strict=True))
-    assert all(a >= b for a, b in zip(values[top:], values[top + 1 :], strict=False))
+    assert values[: top + 1] == sorted(values[: top + 1])
+    assert values[top:] == sorted(values[top:], reverse=True)
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
@@ -150,7 +150,9 @@ def test_nano_llada_learns_to_denoise(mini: Path, tmp_path: Path) -> None:
 # Drafters
 
 
-def speculate(target: targets.Target, module: nano_drafter.Drafter, prompt: list[int], drafts: int, stop: int) -> list[int]:
+def speculate(
+    target: targets.Target, module: nano_drafter.Drafter, prompt: list[int], drafts: int, stop: int
+) -> list[int]:
     """Return how many drafts each step of real greedy speculation accepts, recomputing everything at each step."""
     ids = torch.tensor([prompt])
     ids = torch.cat([ids, target.logits(ids)[:, -1:].argmax(dim=-1)], dim=1)
@@ -191,8 +193,54 @@ def test_a_drafter_for_a_transformers_target_sees_the_same_features(trained: Pat
     from transformers import AutoModelForCausalLM
 
     ours = targets.open_target(trained / "nano-hybrid", "cpu")
-    theirs = targets.TransformersTarget(AutoModelForCausalLM.from_pretrained(trained / "nano-hybrid", dtype=torch.float32))
+    theirs = targets.TransformersTarget(
+        AutoModelForCausalLM.from_pretrained(trained / "nano-hybrid", dtype=torch.float32)
+    )
     ids = torch.randint(0, 600, (2, 30))
     want, got = theirs.features(ids, (0, 3)), ours.features(ids, (0, 3))
     assert torch.allclose(want, got, atol=1e-4)
     assert torch.equal(theirs.write(ids, 5, 0.0, 0), ours.write(ids, 5, 0.0, 0))
+
+
+def test_a_user_trains_a_drafter_for_a_target(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from thor_spec.cli.main import main
+
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("def f(x):\n    return x + 1\n\n" * 150)
+    size = ["--steps", "3", "--sequences", "4", "--new-tokens", "24", "--layers", "1", "--device", "cpu"]
+    where = ["--text", str(tmp_path / "text"), "--out", str(tmp_path / "drafter")]
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "drafter", str(trained / "nano-hybrid"), *where, *size, "--json"])
+    assert not ended.value.code
+    report = json.loads(capsys.readouterr().out)
+    assert report["steps"] == 3
+    assert set(report["tau"]) == {f"K={k}, T={t}" for k in (7, 15) for t in ("0", "0.7")}
+    assert nano_drafter.load(tmp_path / "drafter").shape.hidden == 64
+
+
+def test_too_little_text_is_told(trained: Path, tmp_path: Path) -> None:
+    from thor_spec.train.user import Request, train_drafter
+
+    (tmp_path / "a.txt").write_text("short")
+    with pytest.raises(ConfigError, match="too few"):
+        train_drafter(
+            Request(target=trained / "nano-hybrid", text=tmp_path / "a.txt", out=tmp_path, device="cpu"), quiet
+        )
+
+
+def test_a_mask_must_be_free() -> None:
+    from thor_spec.train.user import mask_id
+
+    class Full:
+        mask_token_id = None
+
+        def __len__(self) -> int:
+            return 100
+
+    assert mask_id(None, Full(), 128) == 127
+    assert mask_id(5, Full(), 100) == 5
+    for given in (None, 100):
+        with pytest.raises(ConfigError, match="vocabulary"):
+            mask_id(given, Full(), 100)

@@ -14,7 +14,7 @@ from thor_spec import provenance
 from thor_spec.cli.main import app, main
 from thor_spec.guard.locks import ADMISSION, LockDirectory
 
-COMMANDS = ("serve", "run", "status", "stop", "doctor", "version")
+COMMANDS = ("serve", "train", "train drafter", "run", "status", "stop", "doctor", "version")
 THOR_SPEC = (sys.executable, "-m", "thor_spec")
 
 
@@ -33,7 +33,7 @@ def call(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    code, out, _ = call(capsys, command, "--help")
+    code, out, _ = call(capsys, *command.split(), "--help")
     assert code == 0
     assert f"Example: thor-spec {command}" in out
 
@@ -47,6 +47,7 @@ def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[st
         (["serve", "--port", "x"], 2, "Invalid value"),
         (["serve", "--profile", "/nowhere.yaml"], 2, "cannot be read"),
         (["serve", "--dry-run", "--", "--hf-overrides", "{"], 2, "needs JSON"),
+        (["train", "drafter", "/nowhere", "--out", "x"], 2, "Missing option"),
         (["run"], 2, "needs a command after --"),
         (["nonsense"], 2, "No such command"),
     ],

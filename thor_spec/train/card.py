@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 ABOUT = {
-    "nano-hybrid": "A Qwen3-Next language model: three Gated-DeltaNet layers for every attention layer, experts in each.",
+    "nano-hybrid": "A Qwen3-Next language model: three Gated-DeltaNet layers to one of attention, experts in each.",
     "nano-dflash": "A DFlash drafter for nano-hybrid: one pass drafts a block, the target keeps what it agrees with.",
     "nano-llada": "A LLaDA2 block-diffusion model: blocks of 32 tokens are denoised, and wrong tokens corrected.",
 }

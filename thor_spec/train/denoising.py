@@ -88,7 +88,9 @@ def train(
 
 
 @torch.no_grad()
-def evaluate(model: Diffusion, corpus: Corpus, *, length: int = 512, most: int = 131_072, seed: int = 0) -> dict[str, Any]:
+def evaluate(
+    model: Diffusion, corpus: Corpus, *, length: int = 512, most: int = 131_072, seed: int = 0
+) -> dict[str, Any]:
     """Return, by kind of held-out text: a bound on bits per byte, and how often the likeliest token is right.
 
     The bound averages the weighted loss over mask rates on a fixed grid. ``right when masked`` is by mask rate;

@@ -18,6 +18,14 @@ def prepare(device: str) -> None:
         torch.set_num_threads(1)
 
 
+def forgive_compiler() -> None:
+    """Run what cannot be compiled as it is, and allow a layer as many variants as there are kinds and lengths."""
+    import torch._dynamo.config
+
+    torch._dynamo.config.recompile_limit = 64  # noqa: SLF001
+    torch._dynamo.config.suppress_errors = True  # noqa: SLF001
+
+
 def autocast(device: torch.device) -> Any:
     """Return the context of a training step: bf16 products on a GPU, float32 on a CPU."""
     return torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
@@ -25,10 +33,7 @@ def autocast(device: torch.device) -> Any:
 
 def compile_layers(layers: Iterable[nn.Module], say: Say) -> None:
     """Compile each layer on its own: layers of one kind share the code, and the first step waits for two of them."""
-    import torch._dynamo
-
-    torch._dynamo.config.cache_size_limit = 64  # noqa: SLF001  # two kinds, two lengths, with and without gradients
-    torch._dynamo.config.suppress_errors = True  # noqa: SLF001  # what cannot be compiled runs as it is
+    forgive_compiler()
     for layer in layers:
         layer.compile(dynamic=False)
     say("layers will be compiled on first use")

@@ -35,8 +35,10 @@ class Attention(nn.Module):
         q, k, v = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=-2)
         angles = rotary_angles(positions, int(shape.head_dim * shape.rotary), shape.rope_theta)
         q, k = rotate(self.query_layernorm(q), *angles), rotate(self.key_layernorm(k), *angles)
+        # Repeated by hand: the fused kernels that take a mask know no grouped queries.
+        k, v = (part.repeat_interleave(shape.heads // shape.kv_heads, dim=-2) for part in (k, v))
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.dense(out.transpose(1, 2).flatten(2))
 
 
@@ -59,7 +61,9 @@ class Gate(nn.Module):
         # A group is as good as its two best experts.
         best = biased.topk(min(2, biased.shape[-1]), dim=-1).values.sum(dim=-1).topk(shape.groups_per_token, dim=-1)
         open_groups = torch.zeros_like(biased[..., 0]).scatter(-1, best.indices, 1.0).bool()
-        chosen = biased.masked_fill(~open_groups[..., None], -torch.inf).flatten(-2).topk(shape.experts_per_token, dim=-1)
+        chosen = (
+            biased.masked_fill(~open_groups[..., None], -torch.inf).flatten(-2).topk(shape.experts_per_token, dim=-1)
+        )
         weights = torch.zeros_like(scores).scatter(-1, chosen.indices, scores.gather(-1, chosen.indices))
         if self.training:
             with torch.no_grad():

@@ -8,6 +8,7 @@ Shapes: B sequences, S tokens each, A anchors, b block, K drafts.
 """
 
 import math
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch.nn import functional
 
 from thor_spec.nano.drafter import Drafter, DrafterShape, block_mask
 from thor_spec.train import data, loop
+from thor_spec.train import device as device_use
 from thor_spec.train.targets import Target
 
 
@@ -89,32 +91,34 @@ def products_per_context_token(shape: DrafterShape) -> int:
     return features + shape.layers * 2 * shape.hidden * shape.kv_heads * shape.head_dim
 
 
-def write_pool(target: Target, ids: Tensor, recipe: DraftRecipe, seed: int, deadline: float | None, say: loop.Say) -> Tensor:
-    """Return [N, prompt + new] int16 on the CPU: continuations of windows of ``ids``, until ``deadline`` at most."""
-    import time
-
+def write_pool(
+    target: Target, ids: Tensor, recipe: DraftRecipe, seed: int, deadline: float | None, say: loop.Say
+) -> Tensor:
+    """Return [N, prompt + new] int32 on the CPU: continuations of windows of ``ids``, until ``deadline`` at most."""
     batches = math.ceil(recipe.sequences / recipe.writing_batch)
-    pool = []
+    pool: list[Tensor] = []
     for index in range(batches):
         if deadline is not None and pool and time.monotonic() > deadline:
             break
         count = min(recipe.writing_batch, recipe.sequences - index * recipe.writing_batch)
         prompts = data.rows(ids, count, recipe.prompt, seed=seed, step=index).to(target.embedding.device)
         temperature = recipe.temperatures[index % len(recipe.temperatures)]
-        pool.append(target.write(prompts, recipe.new, temperature, seed + index).to("cpu", torch.int16))
+        pool.append(target.write(prompts, recipe.new, temperature, seed + index).to("cpu", torch.int32))
         say(f"written {sum(map(len, pool))} of {recipe.sequences} continuations")
     return torch.cat(pool)
 
 
-def draft_logits(target: Target, drafter: Drafter, ids: Tensor, features: Tensor, anchors: Tensor, block: int) -> Tensor:
+def draft_logits(
+    target: Target, drafter: Drafter, ids: Tensor, features: Tensor, anchors: Tensor, block: int
+) -> Tensor:
     """Return [B, A, block - 1, V]: the drafter's logits after each of ``anchors`` [B, A] in ``ids`` [B, S]."""
     batch, count = anchors.shape
     positions = anchors[..., None] + torch.arange(block, device=ids.device)
     slots = torch.full_like(positions, drafter.shape.mask_token_id)
     slots[..., 0] = ids.gather(1, anchors)
-    embedded = functional.embedding(slots.flatten(1), target.embedding)
+    embedded = functional.embedding(slots.flatten(1), target.embedding).float()
     seen = torch.arange(ids.shape[1], device=ids.device).expand(batch, -1)
-    hidden = drafter(embedded, positions.flatten(1), features, seen, block_mask(anchors, block, ids.shape[1]))
+    hidden = drafter(embedded, positions.flatten(1), features.float(), seen, block_mask(anchors, block, ids.shape[1]))
     return functional.linear(hidden.unflatten(1, (count, block))[:, :, 1:], target.head.to(hidden.dtype))
 
 
@@ -126,6 +130,8 @@ def train(
     device = target.embedding.device
     torch.manual_seed(seed)
     drafter = Drafter(shape).to(device)
+    if compiled:
+        device_use.forgive_compiler()
     run_drafter: Any = torch.compile(drafter, dynamic=False) if compiled else drafter
     kept = pool.to(device)
     offset = torch.arange(1, recipe.block, device=device)
@@ -135,9 +141,11 @@ def train(
         block = recipe.block // (1 + step % 2)
         chosen = torch.randint(0, len(pool), (recipe.batch,), generator=dice)
         ids = kept[chosen.to(device)].long()
-        anchors = torch.randint(recipe.prompt, ids.shape[1] - recipe.block, (recipe.batch, recipe.anchors), generator=dice)
+        anchors = torch.randint(
+            recipe.prompt, ids.shape[1] - recipe.block, (recipe.batch, recipe.anchors), generator=dice
+        )
         anchors = anchors.to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with device_use.autocast(device):
             features = target.features(ids, shape.target_layer_ids)
             logits = draft_logits(target, run_drafter, ids, features, anchors, block)
         after = offset[: block - 1]

@@ -43,7 +43,7 @@ class GatedDeltaNet(nn.Module):
         self.conv1d = nn.Module()
         self.conv1d.weight = nn.Parameter(torch.empty(width, 1, shape.conv_kernel).uniform_(-0.5, 0.5))
         self.A_log = nn.Parameter(torch.empty(shape.value_heads).uniform_(1, 16).log())
-        # Steps from 0.001 to 0.1 on a log scale, through the inverse of softplus: memories of a few to a thousand tokens.
+        # Steps from 0.001 to 0.1 on a log scale, through the inverse of softplus: memories of one to a thousand tokens.
         step = torch.exp(torch.empty(shape.value_heads).uniform_(-6.9, -2.3))
         self.dt_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
         self.norm = Norm(shape.linear_head_dim, shape.epsilon)
@@ -71,7 +71,9 @@ class GatedDeltaNet(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             out, state = rule(q, k, v, log_decay, beta, state)
         if cache:
-            before = mixed.new_zeros(mixed.shape[0], shape.conv_kernel - 1, mixed.shape[2]) if window is None else window
+            before = (
+                mixed.new_zeros(mixed.shape[0], shape.conv_kernel - 1, mixed.shape[2]) if window is None else window
+            )
             cache.windows[self.layer] = torch.cat([before, mixed], dim=1)[:, 1 - shape.conv_kernel :]
             cache.states[self.layer] = state
         gated = self.norm(out) * functional.silu(z.reshape(out.shape).float())
@@ -169,7 +171,9 @@ class Hybrid(nn.Module):
         self.lm_head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
         initialize(self, shape.layers)
 
-    def forward(self, ids: Tensor, cache: Cache | None = None, taps: tuple[int, ...] = ()) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, ids: Tensor, cache: Cache | None = None, taps: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return final hidden states [B, T, D], outputs of the layers ``taps`` [B, T, len(taps) * D], balance loss."""
         x = self.embed_tokens(ids)
         balances, tapped = [], []

@@ -35,8 +35,18 @@ class LanguageRecipe:
         return next(length for share, length in self.phases if progress < share or share >= 1)
 
 
-SMOKE_SHAPE = {"hidden": 64, "layers": 4, "linear_head_dim": 32, "heads": 2, "kv_heads": 1, "head_dim": 32, "experts": 4,
-               "experts_per_token": 2, "expert_intermediate": 16, "shared_intermediate": 32}  # fmt: skip
+SMOKE_SHAPE = {
+    "hidden": 64,
+    "layers": 4,
+    "linear_head_dim": 32,
+    "heads": 2,
+    "kv_heads": 1,
+    "head_dim": 32,
+    "experts": 4,
+    "experts_per_token": 2,
+    "expert_intermediate": 16,
+    "shared_intermediate": 32,
+}
 SMOKE = LanguageRecipe(phases=((0.8, 128), (1.0, 256)), tokens=1024)
 
 
@@ -53,6 +63,8 @@ def train(
 
     def losses(step: int, progress: float) -> dict[str, Tensor]:
         length = recipe.length(progress)
+        if compiled and length != recipe.phases[0][1]:  # compiling anew would take much of what time is left
+            torch.compiler.set_stance("force_eager")
         rows = data.rows(ids, max(1, recipe.tokens // length), length + 1, seed=seed, step=step)
         with device.autocast(where):
             hidden, _, balance = model(rows[:, :-1])
@@ -71,6 +83,8 @@ def train(
         say=say,
         clip=recipe.clip,
     ).train(resume=resume, stop_after=stop_after)
+    if compiled:
+        torch.compiler.set_stance("default")
     return model.eval(), run
 
 

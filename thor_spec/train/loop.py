@@ -119,7 +119,12 @@ class Loop:
             if now - logged >= self.log_seconds or last or run.step == first + 1:
                 shown = {name.lstrip("#"): round(value.item(), 4) for name, value in parts.items()}
                 speed = (run.step - since) / max(now - logged, 1e-9)
-                shown |= {"step": run.step, "seconds": round(run.seconds, 1), "rate": rate, "norm": round(norm.item(), 3)}
+                shown |= {
+                    "step": run.step,
+                    "seconds": round(run.seconds, 1),
+                    "rate": rate,
+                    "norm": round(norm.item(), 3),
+                }
                 run.history.append(shown)
                 self.say(_line(shown, self._progress(run), speed * self.tokens_per_step(progress)))
                 if not math.isfinite(sum(shown.values())):
@@ -162,7 +167,9 @@ def optimizers(model: nn.Module, rate: float, *, muon: bool, weight_decay: float
     Embedding, head, norms, router and single vectors stay with AdamW, and without decay where they are vectors.
     """
     fused = next(model.parameters()).is_cuda
-    hidden, matrices, vectors = [], [], []
+    hidden: list[Tensor] = []
+    matrices: list[Tensor] = []
+    vectors: list[Tensor] = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -178,9 +185,7 @@ def optimizers(model: nn.Module, rate: float, *, muon: bool, weight_decay: float
     ]
     if muon:
         # Its updates are scaled to the size of AdamW's, so one rate serves both.
-        chosen.append(
-            torch.optim.Muon(hidden, lr=rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-        )
+        chosen.append(torch.optim.Muon(hidden, lr=rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
     return chosen
 
 

@@ -111,7 +111,8 @@ def open_target(directory: Any, device: str) -> Target:
 
     try:
         return HybridTarget(hybrid.load(directory).to(device))
-    except (KeyError, ValueError):  # another architecture
+    except (KeyError, ValueError, OSError):  # another architecture, or weights in several files
         from transformers import AutoModelForCausalLM
 
-        return TransformersTarget(AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).to(device))
+        dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+        return TransformersTarget(AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(device))

@@ -66,7 +66,9 @@ def conversations(document: Document) -> Iterator[tuple[str, Messages, list[dict
         yield name, messages, tools
 
 
-def _about(node: ast.FunctionDef, lines: list[str], dice: random.Random) -> tuple[Messages, list[dict[str, Any]] | None] | None:
+def _about(
+    node: ast.FunctionDef, lines: list[str], dice: random.Random
+) -> tuple[Messages, list[dict[str, Any]] | None] | None:
     first = node.decorator_list[0].lineno if node.decorator_list else node.lineno
     code = textwrap.dedent("\n".join(lines[first - 1 : node.end_lineno])).strip("\n")
     docstring = ast.get_docstring(node)
@@ -81,7 +83,7 @@ def _about(node: ast.FunctionDef, lines: list[str], dice: random.Random) -> tupl
         if 20 <= len(purpose) <= 300:
             if roll < 0.5:
                 return _write(node, code, purpose, dice), None
-            if roll < 0.72:
+            if roll < 0.72 and len(node.body) > 1:
                 return _explain(node, code, purpose, dice), None
             if roll < 0.87 and (called := _call(node, purpose, dice)):
                 return called

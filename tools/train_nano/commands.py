@@ -74,7 +74,9 @@ class Job:
             changes["layers"] = self.options.layers
         return dataclasses.replace(recipe, **changes)
 
-    def finish(self, model: Any, corpus: data.Corpus, run: loop.Run, described: dict[str, Any], found: dict[str, Any]) -> None:
+    def finish(
+        self, model: Any, corpus: data.Corpus, run: loop.Run, described: dict[str, Any], found: dict[str, Any]
+    ) -> None:
         """Write metrics and card beside the weights."""
         metrics = {
             "schema": 1,
@@ -138,8 +140,20 @@ def samples(target: targets.Target, corpus: data.Corpus, new: int) -> dict[str, 
     }
 
 
-SMOKE_DRAFT = {"sequences": 8, "prompt": 24, "new": 40, "writing_batch": 4, "batch": 4, "anchors": 4, "layers": 1,
-               "heads": 2, "kv_heads": 1, "head_dim": 32, "intermediate": 32, "taps": 2}  # fmt: skip
+SMOKE_DRAFT: dict[str, Any] = {
+    "sequences": 8,
+    "prompt": 24,
+    "new": 40,
+    "writing_batch": 4,
+    "batch": 4,
+    "anchors": 4,
+    "layers": 1,
+    "heads": 2,
+    "kv_heads": 1,
+    "head_dim": 32,
+    "intermediate": 32,
+    "taps": 2,
+}
 
 
 def dflash(job: Job) -> None:

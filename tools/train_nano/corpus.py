@@ -146,8 +146,8 @@ def _prompts(learnt: Any, chosen: list[Document], tokens: Tokens) -> dict[str, l
         for document in _segments(chosen)[f"held-out {kind}"]:
             ids = tokens[document.name].tolist()
             if kind == "chat":
-                places = [i for i, token in enumerate(ids) if token == start and ids[i + 1 : i + 1 + len(opening)] == opening]
-                row = ids[: places[0] + 1 + len(opening)] if places else []
+                ends = (i + 1 + len(opening) for i, token in enumerate(ids) if token == start)
+                row = ids[: next((end for end in ends if ids[end - len(opening) : end] == opening), 0)]
             else:
                 row = ids[:PROMPT_TOKENS] if len(ids) > 2 * PROMPT_TOKENS else []
             if 8 <= len(row) <= 2 * PROMPT_TOKENS:
@@ -187,4 +187,3 @@ def _baselines(chosen: list[Document]) -> dict[str, dict[str, float]]:
         for name, members in segments.items()
         if members
     }
-

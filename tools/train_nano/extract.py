@@ -30,8 +30,9 @@ UNWANTED = re.compile(
 )
 # What manuals repeat on each page.
 NAVIGATION = re.compile(
-    r"^(- *(index|modules|next|previous|Home|Menu|About|Documentation|Download|License|Support|Purchase|Search|Debian|en)\b"
-    r"[^\n]*|Navigation|Small\. Fast\. Reliable\.|Choose any three\.|Search Documentation Search Changelog)\n",
+    r"^(- *(index|modules|next|previous|Home|Menu|About|Documentation|Download|License|Support|Purchase|Search)"
+    r"\b[^\n]*|- *(Debian »|en »)[^\n]*|Navigation|Small\. Fast\. Reliable\.|Choose any three\."
+    r"|Search Documentation Search Changelog)\n",
     re.MULTILINE,
 )
 HELD_OUT_EVERY = 50  # one file in so many is kept for evaluation
@@ -102,23 +103,23 @@ def _files(source: Source, archive: Path | None) -> Iterator[tuple[str, bytes]]:
         for path in root.rglob("*.py"):
             yield path.relative_to(root).as_posix(), path.read_bytes()
         return
-    if source.kind == "debian":
-        packed = subprocess.run(["dpkg-deb", "--fsys-tarfile", str(archive)], check=True, stdout=subprocess.PIPE).stdout
-        opened = tarfile.open(fileobj=io.BytesIO(packed))
-        wanted = _is_wanted_document
-    else:
-        opened = tarfile.open(archive)
-        wanted = _is_wanted_source
-    with opened:
+    is_debian = source.kind == "debian"
+    with tarfile.open(fileobj=io.BytesIO(_unpacked(archive) if is_debian else archive.read_bytes())) as opened:
         for member in opened:
-            if member.isfile() and wanted(member.name, source.name):
+            wanted = _is_wanted_document(member.name, source.name) if is_debian else _is_wanted_source(member.name)
+            if member.isfile() and wanted:
                 file = opened.extractfile(member)
                 # The first folder of a source distribution repeats its name and version.
-                name = member.name.lstrip("./") if source.kind == "debian" else member.name.partition("/")[2]
+                name = member.name.lstrip("./") if is_debian else member.name.partition("/")[2]
                 yield name, file.read() if file else b""
 
 
-def _is_wanted_source(path: str, _name: str) -> bool:
+def _unpacked(package: Path) -> bytes:
+    """Return the tar file inside a Debian package."""
+    return subprocess.run(["dpkg-deb", "--fsys-tarfile", str(package)], check=True, stdout=subprocess.PIPE).stdout
+
+
+def _is_wanted_source(path: str) -> bool:
     return path.endswith((".py", ".rst", ".md")) or bool(re.search(r"/docs?/.*\.txt$", path))
 
 
@@ -172,7 +173,8 @@ def html_text(page: str) -> str:
     parser.feed(page)
     text = re.sub(r"[ \t]*\n[ \t]*\n\s*\n*", "\n\n", re.sub(r"\n {1,3}(?=\S)", "\n", "".join(parser.parts)))
     text = NAVIGATION.sub("", re.sub(r"\n- \n+", "\n- ", text)).replace("¶", "")
-    return "\n".join(textwrap.fill(line, 88, break_long_words=False) if len(line) > 100 else line for line in text.split("\n"))
+    lines = (textwrap.fill(line, 88, break_long_words=False) if len(line) > 100 else line for line in text.split("\n"))
+    return "\n".join(lines)
 
 
 def interpreter() -> str:

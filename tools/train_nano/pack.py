@@ -2,15 +2,17 @@
 
 from pathlib import Path
 
-CARRIED = ("manifest.json", "prompts.json", "tokens.u16.xz", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+from thor_spec.train import data
+
+CARRIED = ("manifest.json", "prompts.json", "tokens.u16.xz", *data.TOKENIZER_FILES)
 LIMIT = 60 << 20
 
 
-def pack(data: Path, out: Path) -> str:
+def pack(corpus: Path, out: Path) -> str:
     """Copy the corpus into ``out`` and return a line on its size. Raises: SystemExit, when it is too large."""
     out.mkdir(parents=True, exist_ok=True)
     for name in CARRIED:
-        (out / name).write_bytes((data / name).read_bytes())
+        (out / name).write_bytes((corpus / name).read_bytes())
     size = sum((out / name).stat().st_size for name in CARRIED)
     if size > LIMIT:
         raise SystemExit(f"{out} holds {size / 2**20:.1f} MiB, more than {LIMIT >> 20}. Lower extract.LARGEST_SOURCE.")
