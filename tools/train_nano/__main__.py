@@ -1,4 +1,4 @@
-"""One command per nano checkpoint: ``python -m tools.train_nano corpus|hybrid|dflash|llada|pack``. See README.md."""
+"""One command per nano checkpoint, and what comes before and after. See README.md beside this file."""
 
 import argparse
 import os
@@ -24,6 +24,11 @@ def main(argv: list[str] | None = None) -> None:
 
         print(pack.pack(options.data, options.out))
         return
+    if options.command == "ship":
+        from . import ship
+
+        print(ship.ship(options.trained))
+        return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     from . import commands
 
@@ -32,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tools.train_nano", description=str(__doc__).split("``:")[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.train_nano", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     corpus = commands.add_parser("corpus", help="fetch the sources, learn the vocabulary, write the packed corpus")
     corpus.add_argument("--out", type=Path, required=True)
@@ -40,6 +45,8 @@ def _parser() -> argparse.ArgumentParser:
     pack = commands.add_parser("pack", help="collect what a GPU host needs into one folder")
     pack.add_argument("--data", type=Path, required=True)
     pack.add_argument("--out", type=Path, default=Path(".gpu/nano"))
+    ship = commands.add_parser("ship", help="put trained checkpoints into the package")
+    ship.add_argument("trained", type=Path, help="folder that holds nano-hybrid, nano-dflash, nano-llada")
     for name, text in (
         ("hybrid", "train nano-hybrid"),
         ("dflash", "train nano-dflash on what nano-hybrid writes"),
