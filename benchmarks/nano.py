@@ -36,7 +36,7 @@ def main() -> None:
         return
     prompts = read_prompts(options)
     with tempfile.TemporaryDirectory() as folder:
-        runs = {drafts: in_a_process(options, drafts, Path(folder)) for drafts in (0, *options.drafts)}
+        runs = {drafts: in_a_process(drafts, Path(folder)) for drafts in (0, *options.drafts)}
     result: dict[str, Any] = {
         "target": options.target.name,
         "drafter": options.drafter.name,
@@ -74,7 +74,7 @@ def read_prompts(options: argparse.Namespace) -> dict[str, list[list[int]]]:
     return {kind: rows[: options.prompts] for kind, rows in prompts.items()}
 
 
-def in_a_process(options: argparse.Namespace, drafts: int, folder: Path) -> dict[str, Any]:
+def in_a_process(drafts: int, folder: Path) -> dict[str, Any]:
     """Return what ``measure`` returns, from a process that takes its memory with it."""
     from thor_spec.vllm_plugin.seam import has_gpu_build
 

@@ -78,6 +78,16 @@ def test_writing_from_caches_is_writing_from_scratch(saved: Path) -> None:
     assert torch.equal(written[:, 70:], again[:, 69:-1])
 
 
+@torch.no_grad()
+def test_rows_of_different_lengths_are_written_as_each_alone(saved: Path) -> None:
+    target = targets.HybridTarget(hybrid.load(saved))
+    rows = [list(range(10, 10 + length)) for length in (5, 71, 30)]
+    together = target.write_rows(rows, 9, 0.0, 0)
+    for row, written in zip(rows, together, strict=True):
+        alone = target.write(torch.tensor([row]), 9, 0.0, 0)[0]
+        assert torch.equal(written[: len(alone)], alone)
+
+
 def test_samples_follow_their_distribution_and_seed() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0, -9.0]]).repeat(20_000, 1)
     drawn = targets.choose(logits, 0.7, torch.Generator().manual_seed(4))

@@ -16,6 +16,7 @@ from thor_spec.train.shapes import DiffusionShape, HybridShape
 from tools.train_nano import __main__ as command
 
 CPU = torch.device("cpu")
+SMOKE = ("--smoke", "--device", "cpu")
 
 
 def quiet(_text: str) -> None:
@@ -103,7 +104,9 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
 def trained(mini: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a smoke-sized nano-hybrid."""
     out = tmp_path_factory.mktemp("out")
-    command.main(["hybrid", "--data", str(mini), "--out", str(out), "--smoke", "--steps", "40", "--device", "cpu"])
+    command.main(
+        ["hybrid", "--data", str(mini), "--out", str(out), *SMOKE, "--steps", "40", "--state", str(out / "state")]
+    )
     return out
 
 
@@ -131,7 +134,7 @@ def test_what_a_command_left_is_a_checkpoint_for_serving(trained: Path) -> None:
 
 def test_nano_dflash_learns_from_what_its_target_writes(trained: Path, mini: Path) -> None:
     hybrid_folder = str(trained / "nano-hybrid")
-    arguments = ["--data", str(mini), "--out", str(trained), "--smoke", "--steps", "30", "--device", "cpu"]
+    arguments = ["--data", str(mini), "--out", str(trained), *SMOKE, "--steps", "30", "--state", str(trained / "state")]
     command.main(["dflash", *arguments, "--target", hybrid_folder])
     metrics = json.loads((trained / "nano-dflash" / "metrics.json").read_text())
     assert metrics["history"][-1]["loss"] < metrics["history"][0]["loss"]
@@ -141,7 +144,9 @@ def test_nano_dflash_learns_from_what_its_target_writes(trained: Path, mini: Pat
 
 
 def test_nano_llada_learns_to_denoise(mini: Path, tmp_path: Path) -> None:
-    command.main(["llada", "--data", str(mini), "--out", str(tmp_path), "--smoke", "--steps", "40", "--device", "cpu"])
+    command.main(
+        ["llada", "--data", str(mini), "--out", str(tmp_path), *SMOKE, "--steps", "40", "--state", str(tmp_path)]
+    )
     metrics = json.loads((tmp_path / "nano-llada" / "metrics.json").read_text())
     assert metrics["history"][-1]["loss"] < 0.9 * metrics["history"][0]["loss"]
     assert "errors corrected" in (tmp_path / "nano-llada" / "README.md").read_text()
@@ -183,7 +188,8 @@ def test_acceptance_is_that_of_speculation(trained: Path, packed: data.Corpus) -
             target, pool, shape, recipe, loop.Budget(steps=40), 1, trained / "draft.state", quiet
         )
     prompt, drafts, new = packed.prompts()["code"][0][:40], 7, 60
-    found = drafting.acceptance(target, module, [prompt], new=new, drafts=drafts, temperature=0.0, seed=0)
+    ids = target.write_rows([prompt], new, 0.0, 0)
+    found = drafting.acceptance(target, module, ids, torch.tensor([len(prompt)]), new=new, drafts=drafts)
     steps = speculate(target, module, prompt, drafts, len(prompt) + new)[: found["steps"]]
     assert sum(steps) > 0
     assert found["tau"] == pytest.approx(1 + sum(steps) / len(steps), abs=1e-3)

@@ -170,58 +170,58 @@ def train(
 
 @torch.no_grad()
 def acceptance(
-    target: Target, drafter: Drafter, prompts: list[list[int]], *, new: int, drafts: int, temperature: float, seed: int
+    target: Target, drafter: Drafter, ids: Tensor, starts: Tensor, *, new: int, drafts: int
 ) -> dict[str, Any]:
-    """Return what speculation with ``drafts`` tokens would accept while ``target`` continues ``prompts``.
+    """Return what speculation with ``drafts`` tokens would have accepted while the target wrote ``ids``.
 
-    The target's own text is written first; a block is drafted at every position of it; then the blocks are walked as an
-    engine would: each step keeps the drafts that agree with the text, and the target's next token. At temperature 0
-    that is what an engine does; above it, drafts are greedy and accepted when they are what the target samples, which
-    happens as often as in rejection sampling.
+    A block is drafted at every written position; then the blocks are walked as an engine would: each step keeps the
+    drafts that agree with the text, and the target's next token. For greedy text that is what an engine does; for
+    sampled text, drafts are greedy and kept when they are what the target sampled, which happens as often as in
+    rejection sampling.
+
+    Args:
+        ids: [B, S] int64, prompts and what the target wrote after them.
+        starts: [B], where the written text begins; ``new`` tokens of it count.
     """
-    device = target.embedding.device
+    features = target.features(ids, drafter.shape.target_layer_ids)
+    after = torch.arange(1, drafts + 1, device=ids.device)
+    kept = []
+    for begin in range(0, new - drafts - 1, 64):  # bounds the logits
+        places = torch.arange(begin, min(begin + 64, new - drafts - 1), device=ids.device)
+        anchors = starts[:, None] + places
+        logits = draft_logits(target, drafter, ids, features, anchors, drafts + 1)
+        wanted = ids.gather(1, (anchors[..., None] + after).flatten(1)).view(*anchors.shape, drafts)
+        kept.append((logits.argmax(dim=-1) == wanted).long().cumprod(dim=-1).sum(dim=-1))
     steps, emitted = 0, 0
     reached = torch.zeros(drafts, dtype=torch.long)
-    for length in sorted({len(prompt) for prompt in prompts}):
-        rows = torch.tensor([prompt for prompt in prompts if len(prompt) == length], device=device)
-        ids = target.write(rows, new, temperature, seed + length)
-        features = target.features(ids, drafter.shape.target_layer_ids)
-        places = torch.arange(length, ids.shape[1] - drafts - 1, device=device)
-        kept = torch.zeros(len(ids), len(places), dtype=torch.long, device=device)
-        wanted = ids.unfold(1, drafts, 1)
-        for begin in range(0, len(places), 64):  # bounds the logits
-            anchors = places[begin : begin + 64].expand(len(ids), -1)
-            logits = draft_logits(target, drafter, ids, features, anchors, drafts + 1)
-            agree = logits.argmax(dim=-1) == wanted[:, places[begin : begin + 64] + 1]
-            kept[:, begin : begin + 64] = agree.long().cumprod(dim=-1).sum(dim=-1)
-        for row in kept.cpu().tolist():
-            at = 0
-            while at < len(row):
-                steps += 1
-                emitted += row[at] + 1
-                reached[: row[at]] += 1
-                at += row[at] + 1
+    for row in torch.cat(kept, dim=1).cpu().tolist():
+        at = 0
+        while at < len(row):
+            steps += 1
+            emitted += row[at] + 1
+            reached[: row[at]] += 1
+            at += row[at] + 1
     return {
         "tau": round(emitted / max(steps, 1), 4),
         "steps": steps,
-        "at_least": [round(float(share), 4) for share in reached / max(steps, 1)],
+        "at_least": [round(share, 4) for share in (reached / max(steps, 1)).tolist()],
     }
 
 
 def acceptance_table(
     target: Target, drafter: Drafter, prompts: dict[str, list[list[int]]], *, count: int, new: int, seed: int = 0
 ) -> dict[str, dict[str, Any]]:
-    """Return ``acceptance`` for every kind of prompt, K = 7 and 15, temperatures 0 and 0.7."""
-    return {
-        kind: {
-            f"K={drafts}, T={temperature:g}": acceptance(
-                target, drafter, rows[:count], new=new, drafts=drafts, temperature=temperature, seed=seed
-            )
-            for drafts in sorted({(drafter.shape.block_size - 1) // 2, drafter.shape.block_size - 1})
-            for temperature in (0.0, 0.7)
-        }
-        for kind, rows in prompts.items()
-    }
+    """Return ``acceptance`` for every kind of prompt, two temperatures, and half and whole blocks."""
+    table: dict[str, dict[str, Any]] = {kind: {} for kind in prompts}
+    block = drafter.shape.block_size
+    for kind, rows in prompts.items():
+        starts = torch.tensor([len(row) for row in rows[:count]], device=target.embedding.device)
+        for temperature in (0.0, 0.7):
+            ids = target.write_rows(rows[:count], new, temperature, seed)
+            for drafts in (block // 2 - 1, block - 1):
+                found = acceptance(target, drafter, ids, starts, new=new, drafts=drafts)
+                table[kind][f"K={drafts}, T={temperature:g}"] = found
+    return table
 
 
 def describe(shape: DrafterShape, recipe: DraftRecipe) -> dict[str, Any]:

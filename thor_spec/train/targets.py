@@ -33,6 +33,10 @@ class Target(Protocol):
         """Return ``prompts`` [B, P] with ``new`` tokens after each; the end of a text does not stop it."""
         ...
 
+    def write_rows(self, rows: list[list[int]], new: int, temperature: float, seed: int) -> Tensor:
+        """Return [B, S]: at least ``new`` tokens after each of ``rows``, which may differ in length."""
+        ...
+
 
 def choose(logits: Tensor, temperature: float, dice: torch.Generator) -> Tensor:
     """Return one token id per row of ``logits`` [B, V]: the likeliest, or a sample."""
@@ -62,16 +66,31 @@ class HybridTarget:
             return self.model.logits(ids)
 
     def write(self, prompts: Tensor, new: int, temperature: float, seed: int) -> Tensor:
+        lengths = torch.full(prompts.shape[:1], prompts.shape[1], device=prompts.device)
+        return self._write(prompts, lengths, new, temperature, seed)
+
+    def write_rows(self, rows: list[list[int]], new: int, temperature: float, seed: int) -> Tensor:
+        where = self.embedding.device
+        lengths = torch.tensor([len(row) for row in rows], device=where)
+        longest = int(lengths.max())
+        padded = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=where)
+        return self._write(padded, lengths, new, temperature, seed)
+
+    @torch.no_grad()
+    def _write(self, prompts: Tensor, lengths: Tensor, new: int, temperature: float, seed: int) -> Tensor:
+        """Write from the end of the shortest prompt on; where a longer one still goes on, its tokens are taken."""
         dice = torch.Generator(prompts.device).manual_seed(seed)
-        cache = Cache(room=prompts.shape[1] + new)
-        written = [prompts]
-        with torch.no_grad():
-            hidden = self.model(prompts, cache)[0][:, -1:]
-            for step in range(new):
-                token = choose(self.model.lm_head(hidden)[:, 0], temperature, dice)[:, None]
-                written.append(token)
-                if step < new - 1:
-                    hidden = self.model(token, cache)[0]
+        begin, longest = int(lengths.min()), prompts.shape[1]
+        cache = Cache(room=longest + new)
+        written = [prompts[:, :begin]]
+        hidden = self.model(written[0], cache)[0][:, -1:]
+        for place in range(begin, longest + new):
+            token = choose(self.model.lm_head(hidden)[:, 0], temperature, dice)
+            if place < longest:
+                token = torch.where(place < lengths, prompts[:, place], token)
+            written.append(token[:, None])
+            if place < longest + new - 1:
+                hidden = self.model(token[:, None], cache)[0]
         return torch.cat(written, dim=1)
 
 
@@ -103,6 +122,16 @@ class TransformersTarget:
                 prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=new, min_new_tokens=new, **sampled
             )
         return out
+
+    def write_rows(self, rows: list[list[int]], new: int, temperature: float, seed: int) -> Tensor:
+        longest = max(map(len, rows))
+        lines = [
+            self.write(
+                torch.tensor([row], device=self.embedding.device), new + longest - len(row), temperature, seed + i
+            )
+            for i, row in enumerate(rows)
+        ]
+        return torch.cat(lines)
 
 
 def open_target(directory: Any, device: str) -> Target:

@@ -35,8 +35,8 @@ class Job:
 
     @property
     def state_file(self) -> Path:
-        """Return where the training keeps what a resumption needs; beside the checkpoint, not in it."""
-        return self.folder.with_suffix(".state")
+        """Return where the training keeps what a resumption needs: large, and no part of the result."""
+        return Path(self.options.state) / f"{self.folder.name}.state"
 
     @property
     def compiled(self) -> bool:
@@ -58,7 +58,8 @@ class Job:
     def open(self) -> data.Corpus:
         """Prepare device and folder, and return the corpus."""
         device.prepare(self.device)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        for folder in (self.folder, self.state_file.parent):
+            folder.mkdir(parents=True, exist_ok=True)
         return data.load(self.options.data)
 
     def adjusted(self, recipe: Any) -> Any:
@@ -130,13 +131,13 @@ def hybrid(job: Job) -> None:
 
 def samples(target: targets.Target, corpus: data.Corpus, new: int) -> dict[str, list[str]]:
     """Return greedy continuations of the first held-out prompts of each kind, as text."""
-    tokenizer, where = corpus.tokenizer(), target.embedding.device
+    tokenizer = corpus.tokenizer()
     return {
         kind: [
-            tokenizer.decode(target.write(torch.tensor([row], device=where), new, 0.0, 0)[0].tolist(), False)
-            for row in rows[:3]
+            tokenizer.decode(row[: len(asked) + new].tolist(), False) for row, asked in zip(written, rows, strict=True)
         ]
-        for kind, rows in corpus.prompts().items()
+        for kind, rows in ((kind, rows[:3]) for kind, rows in corpus.prompts().items())
+        for written in [target.write_rows(rows, new, 0.0, 0)]
     }
 
 
@@ -164,7 +165,7 @@ def dflash(job: Job) -> None:
     shape = drafting.shape_for(target, recipe, mask_token_id=corpus.marks().mask, max_length=8192)
     deadline = job.deadline()
     until = None if deadline is None else time.monotonic() + recipe.writing_share * (deadline - time.monotonic())
-    kept = job.folder.with_suffix(".pool")
+    kept = job.state_file.with_suffix(".pool")
     if job.options.resume and kept.is_file():
         pool = torch.load(kept, weights_only=True)
     else:
