@@ -4,12 +4,12 @@ BIN := .venv/bin
 ARGS ?=
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help serve test setup setup-dev lint format unit guard plugin e2e gpu docs clean
+.PHONY: help serve test setup setup-dev lint format unit guard plugin train e2e gpu docs clean
 
 help:
 	@echo "make serve   set up, then serve the bundled tiny model on 127.0.0.1:8000 (ARGS=… are thor-spec serve's)"
 	@echo "make test    set up, then lint and every test that this machine can run"
-	@echo "also: lint format unit guard plugin e2e gpu docs clean"
+	@echo "also: lint format unit guard plugin train e2e gpu docs clean"
 
 serve: setup
 	@$(BIN)/thor-spec serve $(ARGS)
@@ -34,7 +34,7 @@ format: setup-dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-unit guard plugin e2e gpu: setup-dev
+unit guard plugin train e2e gpu: setup-dev
 	$(PYTEST) tests/$@ $(ARGS)
 
 docs: setup-dev

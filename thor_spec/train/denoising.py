@@ -22,7 +22,7 @@ class DenoisingRecipe:
     length: int = 512
     tokens: int = 65_536
     """Per step, counted once; each is seen in a damaged and in a clean copy."""
-    rate: float = 3e-3
+    rate: float = 5e-3
     weight_decay: float = 0.1
     muon: bool = True
     noise: Noise = field(default_factory=Noise)

@@ -23,7 +23,7 @@ class LanguageRecipe:
     """Up to which share of the budget rows have which length; the last makes the model use its whole context."""
     tokens: int = 65_536
     """Per step, whatever the length of a row."""
-    rate: float = 3e-3
+    rate: float = 5e-3
     weight_decay: float = 0.1
     muon: bool = True
     balance: float = 0.01
