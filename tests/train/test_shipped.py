@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from thor_spec.config import DEFAULT_MODEL
 from thor_spec.errors import ConfigError
@@ -59,3 +60,40 @@ def test_smoke_sizes_and_heavy_files_are_not_shipped(
 
 def test_nothing_in_this_tree_is_damaged() -> None:
     assert shipped.damaged() == []
+
+
+def test_the_shipped_target_writes_what_it_wrote_when_it_was_shipped() -> None:
+    folder = shipped.find("nano-hybrid")
+    if folder is None:
+        pytest.skip("not run: nano-hybrid is not in this tree")
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    entries = json.loads((shipped.FOLDER / shipped.MANIFEST).read_text())["greedy"]
+    assert sum(len(entry["tokens"]) for entry in entries) > 20
+    for entry in entries:
+        ids, new = torch.tensor([entry["prompt"]]), len(entry["tokens"])
+        if new:
+            out = model.generate(ids, max_new_tokens=new, min_new_tokens=new, do_sample=False)
+            assert out[0, ids.shape[1] :].tolist() == entry["tokens"]
+
+
+def test_what_is_noted_of_a_target_is_what_transformers_writes(mini: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from thor_spec.train import data, hybrid, language
+    from thor_spec.train.shapes import HybridShape
+
+    torch.manual_seed(1)
+    corpus = data.load(mini)
+    model = hybrid.Hybrid(HybridShape(vocabulary=corpus.vocabulary, **language.SMOKE_SHAPE))
+    model.save(tmp_path, corpus.marks())
+    corpus.copy_tokenizer(tmp_path)
+    entries = ship.greedy(tmp_path)
+    assert any(entry["tokens"] for entry in entries)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    for entry in entries:
+        if entry["tokens"]:
+            ids, new = torch.tensor([entry["prompt"]]), len(entry["tokens"])
+            out = theirs.generate(ids, max_new_tokens=new, min_new_tokens=new, do_sample=False)
+            assert out[0, ids.shape[1] :].tolist() == entry["tokens"]

@@ -19,7 +19,8 @@ from thor_spec.train.shapes import DiffusionShape
 class DenoisingRecipe:
     """The numbers of a training."""
 
-    length: int = 512
+    phases: tuple[tuple[float, int], ...] = ((0.88, 512), (1.0, 2048))
+    """Up to which share of the budget rows have which length."""
     tokens: int = 65_536
     """Per step, counted once; each is seen in a damaged and in a clean copy."""
     rate: float = 5e-3
@@ -33,10 +34,14 @@ class DenoisingRecipe:
     bias_rate: float = 1e-3
     clip: float = 1.0
 
+    def length(self, progress: float) -> int:
+        """Return the length of rows at ``progress``."""
+        return next(length for share, length in self.phases if progress < share or share >= 1)
+
 
 SMOKE_SHAPE = {"hidden": 64, "layers": 3, "intermediate": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "experts": 8,
                "experts_per_token": 2, "expert_intermediate": 16, "groups": 4, "groups_per_token": 2}  # fmt: skip
-SMOKE = DenoisingRecipe(length=64, tokens=512)
+SMOKE = DenoisingRecipe(phases=((0.8, 64), (1.0, 128)), tokens=512)
 
 
 def train(
@@ -48,24 +53,27 @@ def train(
     model: Diffusion = Diffusion(shape).to(where)
     model.train()
     ids, mask_id = corpus.segment("train").to(where), corpus.marks().mask
-    seen_by = noise.two_copy_mask(recipe.length, shape.block, where)
-    positions = torch.arange(recipe.length, device=where).repeat(2)
+    masks = {length: noise.two_copy_mask(length, shape.block, where) for _, length in recipe.phases}
+    positions = {length: torch.arange(length, device=where).repeat(2) for length in masks}
     if compiled:
         device.compile_layers(model.layers, say)
 
     def predict(damaged: Damaged, clean: Tensor) -> Tensor:
         with device.autocast(where):
-            both = torch.cat([damaged.ids, clean], dim=1)
-            logits: Tensor = model(both, positions, seen_by, count=recipe.length)
+            both, length = torch.cat([damaged.ids, clean], dim=1), clean.shape[1]
+            logits: Tensor = model(both, positions[length], masks[length], count=length)
         return logits
 
-    def losses(step: int, _progress: float) -> dict[str, Tensor]:
-        rows = recipe.tokens // recipe.length
-        clean = data.rows(ids, rows, recipe.length, seed=seed, step=step)
+    def losses(step: int, progress: float) -> dict[str, Tensor]:
+        length = recipe.length(progress)
+        rows = max(1, recipe.tokens // length)
+        if compiled and length != recipe.phases[0][1]:
+            torch.compiler.set_stance("force_eager")
+        clean = data.rows(ids, rows, length, seed=seed, step=step)
         dice = data.dice(seed, step, "noise")
         damaged = noise.damage(clean, shape.block, mask_id, recipe.noise, dice)
         if step % recipe.own_guesses_every == recipe.own_guesses_every - 1:
-            with torch.no_grad():
+            with torch.no_grad(), device.as_it_is(compiled):
                 guesses = predict(damaged, clean).argmax(dim=-1)
             share = torch.rand(rows, 1, generator=dice).to(where)
             damaged = noise.refill(damaged, guesses, share, dice)
@@ -84,6 +92,8 @@ def train(
         clip=recipe.clip,
         after_step=lambda: model.rebalance(recipe.bias_rate),
     ).train(resume=resume, stop_after=stop_after)
+    if compiled:
+        torch.compiler.set_stance("default")
     return model.eval(), run
 
 

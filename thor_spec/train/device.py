@@ -37,3 +37,8 @@ def compile_layers(layers: Iterable[nn.Module], say: Say) -> None:
     for layer in layers:
         layer.compile(dynamic=False)
     say("layers will be compiled on first use")
+
+
+def as_it_is(compiled: bool) -> Any:
+    """Return a context in which compiled layers run uncompiled: for what is too rare to be worth compiling."""
+    return torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()

@@ -156,7 +156,7 @@ class DiffusionShape:
     groups_per_token: int = 2
     routed_scale: float = 2.5
     block: int = 32
-    max_length: int = 8192
+    max_length: int = 2048
     epsilon: float = 1e-6
 
     def config(self, marks: Marks) -> dict[str, Any]:
