@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib import util
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +45,15 @@ def drafter(
 
     Serve the result with --draft. The target is loaded by transformers and must fit the device beside the drafter.
     """
+    from thor_spec.errors import PlatformError
+    from thor_spec.nano.checkpoints import PACKAGES
     from thor_spec.serve.locate import locate
+
+    if missing := [package for package in PACKAGES if util.find_spec(package) is None]:
+        raise PlatformError(
+            f"Training needs {', '.join(missing)}, which this Python does not have. "
+            "Install the engine: pip install 'thor-spec[cpu]' or 'thor-spec[cuda]'."
+        )
     from thor_spec.train.user import Request, train_drafter
 
     def say(line: str) -> None:

@@ -95,7 +95,7 @@ def _acceptance(metrics: Mapping[str, Any]) -> list[str]:
 
 def _samples(metrics: Mapping[str, Any]) -> list[str]:
     found = metrics.get("samples") or {}
-    return ["## Samples", *(f"```\n{rows[0]}\n```" for rows in found.values() if rows)] if found else []
+    return ["## Samples, greedy", *(f"~~~~\n{rows[0]}\n~~~~" for rows in found.values() if rows)] if found else []
 
 
 def _rows(header: tuple[str, ...], rows: Any) -> str:

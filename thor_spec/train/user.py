@@ -66,6 +66,7 @@ def train_drafter(request: Request, say: loop.Say) -> dict[str, Any]:
         resume=request.resume, compiled=where.startswith("cuda"),
     )  # fmt: skip
     module.save(request.out)
+    (request.out / "model.safetensors").chmod(0o644)  # its writer grants nothing to others
     final = stored.load(request.out).to(where)
     windows = ids[-held_out:].unfold(0, recipe.prompt, recipe.prompt)[:16].tolist()
     with device.autocast(torch.device(where)):

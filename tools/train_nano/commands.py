@@ -99,6 +99,8 @@ class Job:
         }
         loop.write_metrics(self.folder / "metrics.json", metrics)
         (self.folder / "README.md").write_text(card.render(metrics, corpus.manifest), encoding="utf-8")
+        for path in self.folder.iterdir():
+            path.chmod(0o644)  # the writer of weights grants nothing to others
         say(f"written to {self.folder} after {metrics['command_seconds']} s")
 
 

@@ -48,7 +48,7 @@ def ship(trained: Path, package: Path = shipped.FOLDER) -> str:
 
 
 def greedy(directory: Path) -> list[dict[str, list[int]]]:
-    """Return prompts and what the target writes after them, each up to its end or first near tie: for tests anywhere."""
+    """Return prompts and what the target writes after them, up to its end or first near tie: for tests anywhere."""
     if not (directory / "tokenizer.json").is_file():
         return []
     import torch
