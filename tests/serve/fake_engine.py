@@ -43,12 +43,13 @@ class Handler(BaseHTTPRequestHandler):
         if "no drafts" not in FAULTS:
             calls["drafts"] += 4
         if self.path == "/v1/chat/completions":
-            unit = "kelvin" if "bad tool call" in FAULTS else "celsius"
-            call = {"function": {"name": "get_temperature", "arguments": json.dumps({"unit": unit})}}
+            zone = "Mars" if "bad tool call" in FAULTS else "UTC"
+            call = {"function": {"name": "time", "arguments": json.dumps({"zone": zone})}}
             self.answer(json.dumps({"choices": [{"message": {"tool_calls": [call]}}]}))
             return
         calls["completions"] += 1
-        tokens = [calls["completions"] if "nondeterministic" in FAULTS else 5] * body["max_tokens"]
+        unlike = "nondeterministic" in FAULTS or ("tie beside a neighbour" in FAULTS and calls["completions"] == 1)
+        tokens = [calls["completions"] if unlike else 5] * body["max_tokens"]
         choice = {"token_ids": tokens[:-1] if "short answer" in FAULTS else tokens}
         if body.get("stream"):
             self.answer(f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n")

@@ -124,6 +124,13 @@ def test_ready_then_stop(plan: Callable[..., Plan], port: int) -> None:
     assert (ready.kv.tokens, ready.kv.sequences, ready.draft_tokens) == (4096, 2.0, 7)
 
 
+def test_a_tie_tipped_by_a_neighbour_is_no_fault(plan: Callable[..., Plan], port: int) -> None:
+    recorder = Recorder(interrupt())
+    with nothing_left_behind(port):
+        supervisor.serve(plan("tie beside a neighbour"), recorder)
+    assert recorder.was_ready
+
+
 def test_a_second_signal_skips_the_grace(plan: Callable[..., Plan], port: int) -> None:
     began = time.monotonic()
     with nothing_left_behind(port):
