@@ -68,6 +68,28 @@ def test_the_budget_is_used_and_kept(packed: data.Corpus, tmp_path: Path) -> Non
     assert rates[-1] < 0.5 * recipe.rate
 
 
+def test_a_slow_first_step_does_not_skip_the_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
+    model = torch.nn.Linear(1, 1)
+    optimizers = loop.optimizers(model, 1.0, muon=False, weight_decay=0.0)
+    rates = []
+
+    def losses(step: int, _progress: float) -> dict[str, torch.Tensor]:
+        clock[0] += 60.0 if step == 0 else 1.0
+        rates.append(optimizers[0].param_groups[0]["lr"])
+        return {"loss": model(torch.ones(1, 1)).sum()}
+
+    run = loop.Loop(
+        model=model, optimizers=optimizers, rate=loop.Rate(peak=1.0, warm_up=0.1), budget=loop.Budget(seconds=160.0),
+        losses=losses, tokens_per_step=lambda _progress: 1, state_file=tmp_path / "state", say=quiet,
+    ).train()  # fmt: skip
+    assert run.step == 101  # 60 s and 100 times 1 s
+    assert rates[:2] == [pytest.approx(1e-3)] * 2
+    assert rates[6] < 0.5 < rates[12]
+    assert rates[-1] < 0.05
+
+
 def test_a_budget_is_steps_or_time() -> None:
     for wrong in ({}, {"steps": 1, "seconds": 1.0}, {"steps": 0}):
         with pytest.raises(ConfigError):

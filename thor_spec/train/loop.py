@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from thor_spec.errors import ConfigError
 
+STARTING_STEPS = 2  # a drafter compiles for one block size in the first, for another in the second
+
 Say = Callable[[str], None]
 Losses = Callable[[int, float], dict[str, Tensor]]
 
@@ -66,6 +68,8 @@ class Run:
     seconds: float = 0.0
     seconds_before: float = 0.0
     """Spent by the runs that this one goes on from; the budget is on top of them."""
+    starting: float = 0.0
+    """Of ``seconds``, what first steps took, which wait for a compiler: the rate must not skip its warm-up for them."""
     tokens: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
 
@@ -114,6 +118,8 @@ class Loop:
             run.tokens += self.tokens_per_step(progress)
             run.step += 1
             now = time.monotonic()
+            if run.step - first <= STARTING_STEPS:
+                run.starting += before + now - begun - run.seconds
             run.seconds = before + now - begun
             last = self._progress(run) >= 1
             if now - logged >= self.log_seconds or last or run.step == first + 1:
@@ -139,7 +145,8 @@ class Loop:
     def _progress(self, run: Run) -> float:
         if self.budget.steps is not None:
             return run.step / self.budget.steps
-        return run.seconds / (run.seconds_before + (self.budget.seconds or 1))
+        left = run.seconds_before + (self.budget.seconds or 0) - run.starting
+        return (run.seconds - run.starting) / left if left > 0 else 1.0
 
     def _keep(self, run: Run) -> None:
         state = {
