@@ -16,7 +16,7 @@ from thor_spec.train.shapes import DiffusionShape, HybridShape
 from tools.train_nano import __main__ as command
 
 CPU = torch.device("cpu")
-SMOKE = ("--smoke", "--device", "cpu")
+SMOKE = ("--smoke", "--device", "cpu", "--tokens", "512")
 
 
 def quiet(_text: str) -> None:

@@ -35,13 +35,14 @@ class LanguageRecipe:
         return next(length for share, length in self.phases if progress < share or share >= 1)
 
 
-SMOKE_SHAPE = {
+SMOKE_SHAPE = {  # heads as wide as engines expect them, so that it can be served
     "hidden": 64,
     "layers": 4,
-    "linear_head_dim": 32,
+    "key_heads": 1,
+    "value_heads": 2,
     "heads": 2,
     "kv_heads": 1,
-    "head_dim": 32,
+    "head_dim": 64,
     "experts": 4,
     "experts_per_token": 2,
     "expert_intermediate": 16,

@@ -163,7 +163,11 @@ def _max_length(directory: Path) -> int:
 def _ids(text: Path, tokenizer: Any) -> Tensor:
     """Return the ids of every file in ``text``, in the order of their names, ends of text between them."""
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-    ids = [index for page in _pages(text) for index in (*tokenizer(page, add_special_tokens=False)["input_ids"], *end)]
+    ids = [
+        index
+        for page in _pages(text)
+        for index in (*tokenizer(page, add_special_tokens=False, verbose=False)["input_ids"], *end)
+    ]
     return torch.tensor(ids)
 
 

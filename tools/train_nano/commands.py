@@ -124,7 +124,7 @@ def hybrid(job: Job) -> None:
     say("evaluating what was written, in the precision it was written in")
     final = hybrid_model.load(job.folder).to(where)
     found = {
-        "bits_per_byte": language.bits_per_byte(final, corpus, most=4096 if job.options.smoke else 400_000),
+        "bits_per_byte": language.bits_per_byte(final, corpus, most=2048 if job.options.smoke else 400_000),
         "nats_by_position": {} if job.options.smoke else language.nats_by_position(final, corpus),
         "samples": samples(targets.HybridTarget(final), corpus, 8 if job.options.smoke else 96),
     }
@@ -153,7 +153,7 @@ SMOKE_DRAFT: dict[str, Any] = {
     "layers": 1,
     "heads": 2,
     "kv_heads": 1,
-    "head_dim": 32,
+    "head_dim": 64,
     "intermediate": 32,
     "taps": 2,
 }
