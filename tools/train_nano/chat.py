@@ -156,6 +156,47 @@ def _call(node: ast.FunctionDef, purpose: str, dice: random.Random) -> tuple[Mes
     return messages, tools
 
 
+# Small tools with closed sets of values, as people write them to try a model.
+CHOICES: tuple[tuple[str, str, dict[str, tuple[Any, ...]], tuple[str, ...]], ...] = (
+    ("get_temperature", "Current temperature at a sensor.", {"unit": ("celsius", "fahrenheit")},
+     ("How warm is it, in {unit}?", "What is the temperature in {unit}?")),
+    ("get_time", "The time of day.", {"zone": ("UTC", "local")},
+     ("What time is it, {zone}?", "Tell me the time in {zone}.")),
+    ("set_light", "Switch a light.", {"room": ("attic", "hall", "kitchen"), "on": (True, False)},
+     ("Set the light in the {room}: on = {on}.", "Light in the {room}, on = {on}, please.")),
+    ("get_weather", "The weather in a city.", {"city": ("Berlin", "Paris", "Oslo", "Lima", "Delhi")},
+     ("What is the weather in {city}?", "Weather in {city}?")),
+    ("add", "Add two numbers.", {"a": tuple(range(60)), "b": tuple(range(60))},
+     ("What is {a} plus {b}? Use the tool.", "Add {a} and {b}.")),
+    ("read_file", "Read a file.", {"path": ("notes.txt", "main.py", "data.csv", "README.md")},
+     ("Show me {path}.", "Read the file {path}.")),
+)  # fmt: skip
+
+
+def tool_talk(count: int) -> Iterator[tuple[str, Messages, list[dict[str, Any]]]]:
+    """Return ``count`` requests answered by a call of one of a few tools."""
+    for index in range(count):
+        name = f"chat:talk#tool{index}"
+        dice = random.Random(name)
+        offered = dice.sample(CHOICES, dice.choice((1, 1, 2, 3)))
+        called, _, values, wordings = dice.choice(offered)
+        arguments = {key: dice.choice(options) for key, options in values.items()}
+        call = {"type": "function", "function": {"name": called, "arguments": arguments}}
+        messages: Messages = [
+            {"role": "user", "content": dice.choice(wordings).format(**arguments)},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        yield name, messages, [_tool(tool, text, _closed(known)) for tool, text, known, _ in offered]
+
+
+def _closed(values: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
+    properties = {}
+    for key, options in values.items():
+        kind = {bool: "boolean", int: "integer"}.get(type(options[0]), "string")
+        properties[key] = {"type": kind} | ({"enum": list(options)} if kind == "string" else {})
+    return {"type": "object", "properties": properties, "required": list(values), "additionalProperties": False}
+
+
 def _tool(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 

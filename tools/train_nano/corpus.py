@@ -84,7 +84,8 @@ def _conversations(kept: list[Document], talks: int) -> list[Document]:
         if document.kind == "code"
         for name, messages, tools in chat.conversations(document)
     ]
-    return made + [Document(name, "chat", render(messages, tools)) for name, messages, tools in chat.small_talk(talks)]
+    talk = [*chat.small_talk(talks), *chat.tool_talk(talks // 2)]
+    return made + [Document(name, "chat", render(messages, tools)) for name, messages, tools in talk]
 
 
 def _held_out(document: Document) -> bool:
