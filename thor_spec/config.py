@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from thor_spec.errors import ConfigError
 
 Origin = Literal["flag", "profile", "default"]
@@ -35,6 +33,8 @@ class ServeConfig:
     max_seqs: int = 8
     kv_cache_memory: int | None = None
     """Bytes of KV cache; None leaves the size to vLLM on a GPU, and takes 1 GiB without one."""
+    memory_floor: int | None = None
+    """Bytes of MemAvailable below which the engine is killed; None takes 4 GiB, or 3 % of all memory if more."""
     log_file: Path | None = None
     wait: bool = False
     """Wait for the device instead of exiting when another job holds it."""
@@ -50,6 +50,8 @@ class ServeConfig:
             raise ConfigError("--draft-tokens has no meaning with --draft none. Leave one of them out.")
         if not 1 <= self.port <= 65535:
             raise ConfigError(f"--port {self.port} is not a port. Take one in 1..65535.")
+        if self.memory_floor is not None and self.memory_floor < 0:
+            raise ConfigError(f"--memory-floor {self.memory_floor} must not be negative.")
         for name in ("context", "max_seqs", "kv_cache_memory"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -93,6 +95,8 @@ def resolve(
 
 
 def _read_profile(path: Path) -> dict[str, Any]:
+    import yaml  # here, because every command imports this module and few read a profile
+
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -124,6 +128,7 @@ _PROFILE_TYPES: dict[str, type] = {
     "context": int,
     "max_seqs": int,
     "kv_cache_memory": int,
+    "memory_floor": int,
     "log_file": str,
     "wait": bool,
     "vllm_args": list,

@@ -51,15 +51,15 @@ def render() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def commands(group: Any, context: typer.Context, prefix: str = "") -> Iterator[tuple[str, Any, typer.Context]]:
-    """Return name, command and context of every command, those of groups by their full name."""
+def commands(group: Any, context: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield every command with its full name, those of groups inside included."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         inner = typer.Context(command, info_name=name, parent=context)
         if hasattr(command, "list_commands"):
             yield from commands(command, inner, f"{prefix}{name} ")
         else:
-            yield prefix + name, command, inner
+            yield f"{prefix}{name}", command, inner
 
 
 def help_of(parameter: object) -> str:

@@ -3,12 +3,14 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from thor_spec.config import DEFAULT_MODEL
-from thor_spec.serve.events import Ready
+
+if TYPE_CHECKING:
+    from thor_spec.serve.events import Ready
 
 
 def register(app: typer.Typer) -> None:
@@ -49,6 +51,14 @@ def serve(
     log_file: Annotated[
         Path | None, typer.Option(help="Engine log, appended to.", show_default="below ~/.cache/thor-spec/logs")
     ] = None,
+    memory_floor: Annotated[
+        int | None,
+        typer.Option(
+            help="MemAvailable below which the engine is killed.",
+            metavar="BYTES",
+            show_default="4 GiB, or 3 % of all memory if more",
+        ),
+    ] = None,
     wait: Annotated[
         bool | None, typer.Option("--wait/--no-wait", help="Wait while another job holds the device.")
     ] = None,
@@ -78,6 +88,7 @@ def serve(
         "context": context_length,
         "max_seqs": max_seqs,
         "kv_cache_memory": kv_cache_memory,
+        "memory_floor": memory_floor,
         "log_file": log_file,
         "wait": wait,
         "vllm_args": context.obj.rest or None,
@@ -88,14 +99,14 @@ def serve(
         print(json.dumps(plan.as_dict(), indent=2) if as_json else plan.as_shell())
         return
 
-    def report(ready: Ready) -> None:
+    def report(ready: "Ready") -> None:
         print(json.dumps(ready.as_dict()) if as_json else _ready_text(ready), flush=True)
 
     with progress(report) as events:
         supervise(plan, events)
 
 
-def _ready_text(ready: Ready) -> str:
+def _ready_text(ready: "Ready") -> str:
     capacity = (
         f"{ready.kv.tokens:,} tokens, {ready.kv.sequences:.1f} sequences of {ready.context:,}" if ready.kv else "?"
     )
@@ -109,7 +120,14 @@ def _ready_text(ready: Ready) -> str:
             f"  drafter  {speculation}",
             f"  KV cache {capacity}",
             f"  canary   {', '.join(ready.checks)}",
+            f"  margin   {_margin_text(ready)}",
             f"  log      {ready.log_file}",
             f"  try      curl {ready.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
         ]
     )
+
+
+def _margin_text(ready: "Ready") -> str:
+    if ready.margin_bytes is None:
+        return "? (the watchdog has not read memory yet)"
+    return f"{ready.margin_bytes / (1 << 30):.2f} GiB of memory above the floor"

@@ -79,6 +79,23 @@ def run(url: str, model: str, *, speculating: bool, tools: bool) -> Outcome:
     return Outcome(checks=tuple(checks), kv=metrics.kv_capacity(text), drafts=drafts)
 
 
+def probe(url: str, model: str, *, tokens: int, timeout_s: float) -> list[int]:
+    """Ask a serving engine for some tokens of plain text and return them. Raises: CanaryError."""
+    body = {**_completion(model), "max_tokens": tokens}
+    with httpx.Client(base_url=url, timeout=timeout_s, verify=False) as client:
+        answer = _sent(client, "POST", "/v1/completions", body)
+    try:
+        return list(answer.json()["choices"][0]["token_ids"])
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise CanaryError(f"The request was answered with {answer.text[:200]}. See the engine's log.") from error
+
+
+def repeats(tokens: list[int]) -> bool:
+    """Return whether the second half of ``tokens`` is one short piece over and over."""
+    half = tokens[len(tokens) // 2 :]
+    return any(half[:-size] == half[size:] for size in range(1, len(half) // 2))
+
+
 def _get(client: httpx.Client, path: str) -> str:
     return _sent(client, "GET", path, None).text
 
