@@ -54,8 +54,12 @@ def main() -> None:
     for batch, name, context in [(2, "chain 16", 40)] if options.smoke else CASES:
         rows.append(case(dims, batch, name, context, device, sms, options.repetitions))
         print(rows[-1]["case"], file=sys.stderr, flush=True)
-    result = {"smoke": options.smoke, "device": torch.cuda.get_device_name() if device == "cuda" else "cpu, interpreted",
-              "gate": {"attention_relative_rms": worst}, "cases": rows}  # fmt: skip
+    result = {
+        "smoke": options.smoke,
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu, interpreted",
+        "gate": {"attention_relative_rms": worst},
+        "cases": rows,
+    }
     path = write("path-kernels-smoke" if options.smoke else "path-kernels", result)
     print(table(rows))
     print(path)

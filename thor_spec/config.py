@@ -88,12 +88,15 @@ class Resolved:
         }
 
 
-def resolve(flags: Mapping[str, Any], profile: Path | None = None) -> Resolved:
+def resolve(
+    flags: Mapping[str, Any], profile: Path | None = None, defaults: Mapping[str, Any] | None = None
+) -> Resolved:
     """Merge ``flags`` over the profile file over the defaults.
 
     Args:
         flags: value by field name; None stands for a flag that was not given.
         profile: a YAML mapping of the same names, with ``-`` or ``_``.
+        defaults: in place of this module's own, by field name.
 
     Raises: ConfigError, naming the file and the field.
     """
@@ -103,7 +106,7 @@ def resolve(flags: Mapping[str, Any], profile: Path | None = None) -> Resolved:
     origins: dict[str, Origin] = {
         name: "flag" if name in given else "profile" if name in named else "default" for name in known
     }
-    return Resolved(config=ServeConfig(**{**named, **given}), origins=origins)
+    return Resolved(config=ServeConfig(**{**(defaults or {}), **named, **given}), origins=origins)
 
 
 def _read_profile(path: Path) -> dict[str, Any]:

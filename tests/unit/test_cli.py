@@ -14,7 +14,10 @@ from thor_spec import provenance
 from thor_spec.cli.main import app, main
 from thor_spec.guard.locks import ADMISSION, LockDirectory
 
-COMMANDS = ("serve", "run", "status", "stop", "reap", "doctor", "service print", "version")
+COMMANDS = (
+    *("serve", "train", "train drafter", "run", "status", "stop"),
+    *("reap", "doctor", "service print", "version"),
+)
 THOR_SPEC = (sys.executable, "-m", "thor_spec")
 
 
@@ -48,6 +51,7 @@ def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[st
         (["serve", "--port", "x"], 2, "Invalid value"),
         (["serve", "--profile", "/nowhere.yaml"], 2, "cannot be read"),
         (["serve", "--dry-run", "--", "--hf-overrides", "{"], 2, "needs JSON"),
+        (["train", "drafter", "/nowhere", "--out", "x"], 2, "Missing option"),
         (["run"], 2, "needs a command after --"),
         (["run", "--mount", "/", "--", "true"], 2, "Name its image with --container"),
         (["run", "--container", "vllm:latest", "--", "true"], 13, "not named by digest"),

@@ -27,8 +27,8 @@ def serve(
         str | None,
         typer.Argument(
             metavar="[MODEL] [-- VLLM_ARGS...]",
-            help="Checkpoint folder, name in the local Hugging Face cache, or bundled tiny model.",
-            show_default=DEFAULT_MODEL,
+            help="Checkpoint folder, name in the local Hugging Face cache, or bundled model.",
+            show_default="nano-hybrid where it is shipped, else tiny-hybrid",
         ),
     ] = None,
     draft: Annotated[
@@ -88,6 +88,7 @@ def serve(
     """
     from thor_spec.cli.progress import progress
     from thor_spec.config import resolve
+    from thor_spec.nano import shipped
     from thor_spec.serve.plan import make_plan
     from thor_spec.serve.supervisor import serve as supervise
 
@@ -108,7 +109,8 @@ def serve(
         "wait": wait,
         "vllm_args": context.obj.rest or None,
     }
-    plan = make_plan(resolve(flags, profile), note=lambda text: print(text, file=sys.stderr, flush=True))
+    defaults = {"model": shipped.default_model(DEFAULT_MODEL)}
+    plan = make_plan(resolve(flags, profile, defaults), note=lambda text: print(text, file=sys.stderr, flush=True))
     if dry_run:
         print(json.dumps(plan.as_dict(), indent=2) if as_json else plan.as_shell())
         return
