@@ -1,6 +1,5 @@
-"""vLLM's snapshot kernel, from an installed vLLM, or from its file alone where the package does not import."""
+"""vLLM's snapshot kernel, from its file alone."""
 
-import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -11,29 +10,23 @@ from typing import Any
 import triton
 import triton.language as tl
 
-MODULE = "vllm.third_party.flash_linear_attention.ops.fused_sigmoid_gating"
+FILE = "third_party/flash_linear_attention/ops/fused_sigmoid_gating.py"
 NAME = "fused_sigmoid_gating_delta_rule_update"
 
 
-def load(*, whole: bool = True) -> tuple[Callable[..., Any] | None, str]:
+def load() -> tuple[Callable[..., Any] | None, str]:
     """Return the function and where it came from, or None and why not.
 
-    Args:
-        whole: try the package first. Its file needs ``vllm.triton_utils`` only, which can stand in for the rest.
+    The kernel's file needs ``vllm.triton_utils`` only, and that only for Triton itself. So the package, whose
+    extensions may not load here, is not imported.
     """
-    reason = ""
-    if whole:
-        try:
-            found: Callable[..., Any] = getattr(importlib.import_module(MODULE), NAME)
-        except (ImportError, OSError, RuntimeError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        else:
-            return found, "the package"
     spec = importlib.util.find_spec("vllm")
-    path = Path(spec.origin).parent / (MODULE.removeprefix("vllm.").replace(".", "/") + ".py") if spec and spec.origin else None
-    if path is None or not path.is_file():
-        return None, reason or "no vLLM here"
-    return getattr(_alone(path), NAME), "its file alone"
+    if spec is None or spec.origin is None:
+        return None, "not present: no vLLM here"
+    path = Path(spec.origin).parent / FILE
+    if not path.is_file():
+        return None, f"not present: this vLLM has no {FILE}"
+    return getattr(_alone(path), NAME), f"vLLM's {FILE}"
 
 
 def _alone(path: Path) -> ModuleType:

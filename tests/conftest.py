@@ -19,6 +19,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def state_dir(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Records of stopped jobs stay out of the home directory."""
+    os.environ["THOR_SPEC_STATE_DIR"] = str(tmp_path_factory.mktemp("state"))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not HAS_GPU:

@@ -1,5 +1,5 @@
 """``python -m thor_spec`` is ``thor-spec``."""
 
-from thor_spec.cli.main import main
+from thor_spec.cli.entry import main
 
 main()

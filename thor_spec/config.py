@@ -6,13 +6,12 @@ Precedence is flag, profile file, default. The resolved configuration is what ge
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
-
-import yaml
+from typing import Any, Literal, get_args
 
 from thor_spec.errors import ConfigError
 
 Origin = Literal["flag", "profile", "default"]
+CanarySet = Literal["quick", "full"]
 
 DEFAULT_MODEL = "tiny-hybrid"
 DEFAULT_DRAFT_TOKENS = 7
@@ -35,6 +34,14 @@ class ServeConfig:
     max_seqs: int = 8
     kv_cache_memory: int | None = None
     """Bytes of KV cache; None leaves the size to vLLM on a GPU, and takes 1 GiB without one."""
+    memory_floor: int | None = None
+    """Bytes of MemAvailable below which the engine is killed; None takes 4 GiB, or 3 % of all memory if more."""
+    canary: CanarySet | None = None
+    """``quick`` or ``full``: what the engine must answer before READY; None takes full on a GPU, quick without."""
+    acceptance_floor: float | None = None
+    """Least tokens per verify step in the canary, e.g. 2.0; None asks for any draft at all."""
+    golden: Path | None = None
+    """JSON file of prompts and the beginnings of their greedy answers, which the canary compares."""
     log_file: Path | None = None
     wait: bool = False
     """Wait for the device instead of exiting when another job holds it."""
@@ -50,6 +57,16 @@ class ServeConfig:
             raise ConfigError("--draft-tokens has no meaning with --draft none. Leave one of them out.")
         if not 1 <= self.port <= 65535:
             raise ConfigError(f"--port {self.port} is not a port. Take one in 1..65535.")
+        if self.canary is not None and self.canary not in get_args(CanarySet):
+            raise ConfigError(f"--canary {self.canary} is not one of {', '.join(get_args(CanarySet))}.")
+        if self.acceptance_floor is not None and self.acceptance_floor < 1:
+            raise ConfigError(
+                f"--acceptance-floor {self.acceptance_floor:g} must be at least 1: each verify step emits a token."
+            )
+        if self.acceptance_floor is not None and self.draft == "none":
+            raise ConfigError("--acceptance-floor has no meaning with --draft none. Leave one of them out.")
+        if self.memory_floor is not None and self.memory_floor < 0:
+            raise ConfigError(f"--memory-floor {self.memory_floor} must not be negative.")
         for name in ("context", "max_seqs", "kv_cache_memory"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -71,12 +88,15 @@ class Resolved:
         }
 
 
-def resolve(flags: Mapping[str, Any], profile: Path | None = None) -> Resolved:
+def resolve(
+    flags: Mapping[str, Any], profile: Path | None = None, defaults: Mapping[str, Any] | None = None
+) -> Resolved:
     """Merge ``flags`` over the profile file over the defaults.
 
     Args:
         flags: value by field name; None stands for a flag that was not given.
         profile: a YAML mapping of the same names, with ``-`` or ``_``.
+        defaults: in place of this module's own, by field name.
 
     Raises: ConfigError, naming the file and the field.
     """
@@ -86,10 +106,12 @@ def resolve(flags: Mapping[str, Any], profile: Path | None = None) -> Resolved:
     origins: dict[str, Origin] = {
         name: "flag" if name in given else "profile" if name in named else "default" for name in known
     }
-    return Resolved(config=ServeConfig(**{**named, **given}), origins=origins)
+    return Resolved(config=ServeConfig(**{**(defaults or {}), **named, **given}), origins=origins)
 
 
 def _read_profile(path: Path) -> dict[str, Any]:
+    import yaml  # here, because every command imports this module and few read a profile
+
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -103,10 +125,13 @@ def _read_profile(path: Path) -> dict[str, Any]:
         expected = _PROFILE_TYPES.get(name)
         if expected is None:
             raise ConfigError(f"{path}: unknown option {name!r}. Known: {', '.join(sorted(_PROFILE_TYPES))}.")
+        if expected is float and isinstance(value, int) and not isinstance(value, bool):
+            value = values[name] = float(value)
         if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
             raise ConfigError(f"{path}: {name} must be {expected.__name__}, not {type(value).__name__}.")
-    if "log_file" in values:
-        values["log_file"] = Path(values["log_file"])
+    for name in ("log_file", "golden"):
+        if name in values:
+            values[name] = Path(values[name])
     if "vllm_args" in values:
         values["vllm_args"] = tuple(str(item) for item in values["vllm_args"])
     return values
@@ -121,6 +146,10 @@ _PROFILE_TYPES: dict[str, type] = {
     "context": int,
     "max_seqs": int,
     "kv_cache_memory": int,
+    "memory_floor": int,
+    "canary": str,
+    "acceptance_floor": float,
+    "golden": str,
     "log_file": str,
     "wait": bool,
     "vllm_args": list,

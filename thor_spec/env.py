@@ -11,6 +11,9 @@ from pathlib import Path
 
 # Set by the launcher for the engine it starts: the directory where each engine process leaves its receipt.
 RECEIPTS_VARIABLE = "THOR_SPEC_RECEIPTS"
+# Set for every process of a job: its uuid, and the lock directory under which it runs.
+JOB_VARIABLE = "THOR_SPEC_JOB"
+LOCKS_VARIABLE = "THOR_SPEC_LOCKS"
 
 
 def runtime_dir() -> Path:
@@ -24,6 +27,17 @@ def runtime_dir() -> Path:
     if session := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(session) / "thor-spec"
     return Path(tempfile.gettempdir()) / f"thor-spec-{os.getuid()}"
+
+
+def state_dir() -> Path:
+    """Return the directory for what outlives a job: its last record and dumps; it need not exist yet.
+
+    ``$THOR_SPEC_STATE_DIR``, else ``$XDG_STATE_HOME/thor-spec``, else ``~/.local/state/thor-spec``.
+    """
+    if named := os.environ.get("THOR_SPEC_STATE_DIR"):
+        return Path(named)
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "thor-spec"
 
 
 def cache_dir() -> Path:
@@ -51,3 +65,25 @@ def python_path() -> str:
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
     """Return this process's environment with ``changes`` applied, for a child."""
     return {**os.environ, **changes}
+
+
+def tool_environment() -> dict[str, str]:
+    """Return the environment for a tool that serves us but is no part of a job, such as the docker CLI."""
+    return {name: value for name, value in os.environ.items() if name not in (JOB_VARIABLE, LOCKS_VARIABLE)}
+
+
+def invocation_id() -> str | None:
+    """Return systemd's id of this run of the unit, shared by all its processes; None outside a unit."""
+    return os.environ.get("INVOCATION_ID") or None
+
+
+def notify_socket() -> str | None:
+    """Return the address of the service manager's socket: a path, or ``@`` and an abstract name; None without one."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    return address if address[:1] in ("/", "@") and len(address) > 1 else None
+
+
+def watchdog() -> tuple[int | None, int | None]:
+    """Return the service manager's watchdog interval in microseconds and the pid it is meant for; None if not said."""
+    usec, pid = (os.environ.get(name, "") for name in ("WATCHDOG_USEC", "WATCHDOG_PID"))
+    return int(usec) if usec.isdecimal() else None, int(pid) if pid.isdecimal() else None

@@ -2,7 +2,9 @@
 """Write ``docs/cli.md`` from the command line's own help, or with ``--check`` compare it."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import typer
 import typer.main
@@ -31,9 +33,7 @@ def render() -> str:
         "Generated from `--help` by `make docs`. Results go to stdout, progress and errors to stderr. Exit codes: "
         "[errors.py](../thor_spec/errors.py).",
     ]
-    for name in group.list_commands(context):  # type: ignore[attr-defined]
-        command = group.get_command(context, name)  # type: ignore[attr-defined]
-        inner = typer.Context(command, info_name=name, parent=context)
+    for name, command, inner in commands(group, context):
         rows = [
             f"| `{'`, `'.join(parameter.opts + parameter.secondary_opts)}` | {help_of(parameter)} |"
             for parameter in command.get_params(inner)
@@ -49,6 +49,17 @@ def render() -> str:
             "\n".join(["| option | meaning |", "|---|---|", *rows]),
         ]
     return "\n\n".join(parts) + "\n"
+
+
+def commands(group: Any, context: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield every command with its full name, those of groups inside included."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        inner = typer.Context(command, info_name=name, parent=context)
+        if hasattr(command, "list_commands"):
+            yield from commands(command, inner, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command, inner
 
 
 def help_of(parameter: object) -> str:

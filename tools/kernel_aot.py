@@ -27,12 +27,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from benchmarks import upstream
+from benchmarks import path_layers, record, upstream
+from benchmarks.path_layers import PathLayer
 from thor_spec.kernels.gdn_commit import kernel as commit
 from thor_spec.kernels.gdn_common.record import Record, rows_needed
 from thor_spec.kernels.gdn_verify import kernel as verify
 from thor_spec.kernels.gdn_verify.tiles import Tiles, commit_tiles, replay_tiles, wy_tiles
 from thor_spec.kernels.tree_paths import kernel as tree_paths
+from thor_spec.kernels.tree_paths.reference import allocate
 
 PROCESSORS = {90: 132, 110: 20}
 HEADS, VALUE_HEADS, DIM = 16, 32, 128
@@ -93,12 +95,14 @@ def sums(ttgir: str, ptx: str) -> dict[str, list[Any]]:
     return {"summed_over": sorted({layouts[name] for name in summed}), "fused_runs": [n for n in runs if n > 3]}
 
 
-def layer(requests: int, nodes: int, *, tree: bool, deferred: bool, state: torch.dtype, inputs: torch.dtype) -> dict[str, Any]:
+def layer(
+    requests: int, nodes: int, *, tree: bool, deferred: bool, state: torch.dtype, inputs: torch.dtype
+) -> dict[str, Any]:
     """Return the arguments of ``gdn_verify`` at the head dims of Qwen3.5-35B; few slots, since nothing runs."""
     tokens = requests * nodes
     wide = torch.empty(tokens, 2 * HEADS * DIM + VALUE_HEADS * DIM, dtype=inputs)
     q, k, v = wide.split([HEADS * DIM, HEADS * DIM, VALUE_HEADS * DIM], dim=1)
-    record = Record.allocate(
+    buffers = Record.allocate(
         slots=1, rows=rows_needed(nodes, path=nodes, period=1 if deferred else None), heads=HEADS,
         value_heads=VALUE_HEADS, key_dim=DIM, value_dim=DIM, dtype=inputs, device="cpu", deferred=deferred,
     )  # fmt: skip
@@ -110,8 +114,8 @@ def layer(requests: int, nodes: int, *, tree: bool, deferred: bool, state: torch
         "state": torch.empty(2, VALUE_HEADS, DIM, DIM, dtype=state),
         "state_indices": torch.ones(requests, dtype=torch.int32),
         "cu_nodes": torch.zeros(requests + 1, dtype=torch.int32),
-        "record": record, "record_indices": torch.zeros(requests, dtype=torch.int32),
-        "paths": tree_paths.allocate(requests, nodes, "cpu") if tree else None,
+        "record": buffers, "record_indices": torch.zeros(requests, dtype=torch.int32),
+        "paths": allocate(requests, nodes, "cpu") if tree else None,
         "parents": parents,
     }  # fmt: skip
 
@@ -133,8 +137,10 @@ def configurations(arch: int) -> list[tuple[str, Any]]:
         for tree in (False, True):
             for deferred in (False, True):
                 kind = f"{'tree' if tree else 'chain'}{' deferred' if deferred else ''}"
-                tiles = replay_tiles(heads=heads, value_dim=DIM, tree=tree, deferred=deferred, sms=sms)
                 for state in (f32, bf16):
+                    tiles = replay_tiles(
+                        heads=heads, key_dim=DIM, value_dim=DIM, state=state, tree=tree, deferred=deferred, sms=sms
+                    )
                     x = layer(1, 16, tree=tree, deferred=deferred, state=state, inputs=bf16)
                     x.pop("parents")
                     name = f"replay {kind} {str(state)[6:]} state, BV {tiles.block_v}, walkers {tiles.walkers}"
@@ -149,25 +155,34 @@ def configurations(arch: int) -> list[tuple[str, Any]]:
                             f"N {nodes}, BV {wide.block_v}, warps {wide.warps}"
                         )
                         add(name, lambda x=x, wide=wide: verify.gdn_verify(**x, variant="wy", tiles=wide))
-        for method in ("replay", "product"):
-            for state in (f32, bf16):
+        for method, state, deferred in itertools.product(("replay", "product"), (f32, bf16), (False, True)):
+            for path in (None, torch.zeros(1, 16, dtype=torch.int32)):
                 tiles = commit_tiles(heads=heads, value_dim=DIM, sms=sms)
-                x = layer(1, 16, tree=True, deferred=False, state=state, inputs=bf16)
-                path, accepted = torch.zeros(1, 16, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+                x = layer(1, 16, tree=True, deferred=deferred, state=state, inputs=bf16)
+                accepted = torch.ones(1, dtype=torch.int32)
+                kind = f"{'chain' if path is None else 'tree'}{' deferred' if deferred else ''}"
                 add(
-                    f"commit {method} {str(state)[6:]} state, BV {tiles.block_v}",
+                    f"commit {method} {kind} {str(state)[6:]} state, BV {tiles.block_v}",
                     lambda x=x, path=path, accepted=accepted, method=method, tiles=tiles: commit.gdn_commit(
-                        x["state"], x["state_indices"], x["record"], x["record_indices"], path, accepted,
-                        method=method, tiles=tiles,
-                    ),  # fmt: skip
+                        x["state"],
+                        x["state_indices"],
+                        x["record"],
+                        x["record_indices"],
+                        path,
+                        accepted,
+                        method=method,
+                        tiles=tiles,
+                    ),
                 )
-    snapshot, _ = upstream.load(whole=False)
-    for state in (f32, bf16) if snapshot else ():
+    snapshot, _ = upstream.load()
+    for state in (f32, bf16):
+        if snapshot is None:
+            break
         x = layer(1, 16, tree=False, deferred=False, state=state, inputs=bf16)
         q, k, v = (x[name].contiguous()[None] for name in "qkv")
         add(
             f"vllm {str(state)[6:]} state",
-            lambda x=x, q=q, k=k, v=v: snapshot(
+            lambda x=x, q=q, k=k, v=v, snapshot=snapshot: snapshot(
                 A_log=x["A_log"], a=x["a"], b=x["b"], dt_bias=x["dt_bias"], q=q, k=k, v=v, initial_state=x["state"],
                 cu_seqlens=x["cu_nodes"], ssm_state_indices=torch.ones(1, 16, dtype=torch.int32),
                 num_accepted_tokens=torch.ones(1, dtype=torch.int32), use_qk_l2norm_in_kernel=True,
@@ -181,6 +196,16 @@ def configurations(arch: int) -> list[tuple[str, Any]]:
         )
     x = layer(1, 64, tree=True, deferred=True, state=f32, inputs=bf16)
     path, accepted = torch.zeros(1, 16, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    for requests, nodes in ((1, 1), (1, 4), (1, 16), (64, 1), (64, 4), (64, 64)):
+        one = PathLayer(
+            dims=path_layers.Dims(full_layers=1), requests=1, parents=tuple(range(-1, nodes - 1)), context=16,
+            device="cpu", sms=sms // requests or 1,
+        )  # fmt: skip
+        add(f"paths attention N {nodes}, {requests} requests", one.attend())
+        if (requests, nodes) == (1, 16):
+            add("paths convolution", one.convolve())
+            add("paths window", one.commit_window())
+            add("paths cache", one.compact())
     add("tree_paths", lambda: tree_paths.tree_paths(x["parents"], x["cu_nodes"]))
     add("compact", lambda: commit.gdn_compact(x["record"], x["state_indices"], x["record_indices"], path, accepted))
     add("advance", lambda: commit.gdn_advance(x["record"], x["state_indices"], x["record_indices"], accepted, period=8))
@@ -207,6 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arch", type=int, action="append", choices=sorted(PROCESSORS))
     parser.add_argument("--only", default="", help="compile configurations whose name matches this")
+    parser.add_argument("--record", action="store_true", help="also write evidence/…-kernel-aot/record.json")
     parser.add_argument("--keep", type=Path, help="write PTX and TTGIR here")
     options = parser.parse_args()
     rows = []
@@ -228,7 +254,10 @@ def main() -> None:
                     stem = re.sub(r"\W+", "-", f"sm{arch} {name} {kernel.metadata.name}")
                     for kind in ("ptx", "ttgir"):
                         (options.keep / f"{stem}.{kind}").write_text(kernel.asm[kind], encoding="utf-8")
-    print(json.dumps({"triton": triton.__version__, "kernels": rows}))
+    result = {"triton": triton.__version__, "kernels": rows}
+    if options.record:
+        print(record.write("kernel-aot", result), file=sys.stderr)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

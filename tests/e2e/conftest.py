@@ -10,7 +10,7 @@ from tests.e2e.served import Served
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The default of ``thor-spec serve``: the tiny hybrid with its drafter."""
     size = ("--context", "2048", "--draft-tokens", "7", "--kv-cache-memory", str(1 << 30))
-    options = (*size, "--", "--logprobs-mode", "raw_logits")
+    options = (*size, "--canary", "full", "--", "--logprobs-mode", "raw_logits")
     with Served(tmp_path_factory.mktemp("hybrid"), *options) as served:
         yield served.wait_ready()
         assert served.stop() == 0

@@ -14,26 +14,12 @@ from typing import Any
 import pytest
 
 from thor_spec.errors import ThorSpecError
-from thor_spec.guard import processes
 from thor_spec.guard.job import Job
 from thor_spec.guard.locks import LockDirectory
 
-# Without site: these programs only stand in for an engine, and dozens of them start.
-PYTHON = (sys.executable, "-I", "-S", "-c")
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
-    """Return the first true value of ``condition``; fail when none comes in time."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "nothing happened in time"
-        time.sleep(0.005)
-    return value
-
-
-def alive(pid: int) -> bool:
-    process = processes.read(pid)
-    return process is not None and process.is_live
+from .docker_stand_in import contain, docker  # noqa: F401  # fixtures
+from .guarding import guard, guard_container, launched, proc, state_dir  # noqa: F401  # fixtures
+from .waiting import PYTHON, until
 
 
 class Engine:

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from thor_spec.errors import BusyError, LockPathError, StuckInKernelError
-from thor_spec.guard import identity, processes
+from thor_spec.guard import cgroup, identity, processes
 from thor_spec.guard.job import Job
 from thor_spec.guard.locks import ADMISSION, RESIDENCY, LockDirectory
 from thor_spec.guard.status import status
 
-from .conftest import PYTHON, Engine, Launcher, alive, until
+from .conftest import Engine, Launcher
+from .waiting import PYTHON, alive, until
 
 Start = Callable[..., Job]
 Launch = Callable[..., Launcher]
@@ -98,7 +99,7 @@ def test_the_shim_holds_the_lock_and_the_launcher_has_no_copy(
     assert [holds(pid) for pid in (job.pid, os.getpid(), *pids)] == [True, False, False, False]
 
 
-def test_killed_launcher_frees_the_lock_only_after_the_job(
+def test_row02_killed_launcher_frees_the_lock_only_after_the_job(
     launch: Launch, engine: Engine, locks: LockDirectory
 ) -> None:
     launcher = launch(engine.argv("ignore()", "ignore()", ESCAPED), grace_s=0.3)
@@ -131,7 +132,7 @@ def test_launcher_killed_at_any_moment_of_the_start(launch: Launch, engine: Engi
         assert not any(alive(pid) for pid in engine.pids())
 
 
-def test_first_process_killed_takes_the_rest_along(start: Start, engine: Engine) -> None:
+def test_row04_first_process_killed_takes_the_rest_along(start: Start, engine: Engine) -> None:
     job = start(engine.argv("pass", "pass", ESCAPED), grace_s=0.2)
     pids = [engine.pid(name) for name in ("first", "child1", "child2")]
     os.kill(pids[0], signal.SIGKILL)
@@ -167,7 +168,7 @@ def test_the_grace_is_given(start: Start, engine: Engine, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGHUP])
-def test_a_second_signal_skips_the_grace(start: Start, engine: Engine, second: signal.Signals) -> None:
+def test_row13_a_second_signal_skips_the_grace(start: Start, engine: Engine, second: signal.Signals) -> None:
     job = start(engine.argv("ignore()", ESCAPED), grace_s=60)
     pids = [engine.pid("first"), engine.pid("child1")]
     os.kill(job.pid, signal.SIGTERM)
@@ -249,13 +250,14 @@ def test_a_launcher_thread_that_ends_does_not_end_the_job(start: Start, engine: 
     assert alive(first)
 
 
-def test_a_survivor_of_sigkill_is_named_and_keeps_the_locks(
+def test_row25_a_survivor_of_sigkill_is_named_and_keeps_the_locks(
     start: Start, engine: Engine, locks: LockDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = start(engine.argv("ignore()"))
     first = engine.pid("first")
     with monkeypatch.context() as patch:
         patch.setattr(processes, "send", lambda *_: True)
+        patch.setattr(cgroup, "kill", lambda _: True)
         patch.setattr(subprocess.Popen, "send_signal", lambda *_: None)
         with pytest.raises(StuckInKernelError, match=rf"pid {first} \(.*state S\).*Reboot"):
             job.stop(grace_s=0.1, kill_wait_s=0.2)

@@ -58,7 +58,7 @@ def test_garbage_in_the_record_neither_frees_nor_blocks(locks: LockDirectory, ga
     locks.take(ADMISSION).release()
 
 
-def test_a_stale_record_is_overwritten(locks: LockDirectory) -> None:
+def test_row11_a_stale_record_is_overwritten(locks: LockDirectory) -> None:
     me = identity.of_process(os.getpid(), uuid="new")
     stale = identity.Identity(pid=me.pid, start_ticks=1, boot_id=me.boot_id, uuid="old", started_at="2020")
     locks.take(ADMISSION, stale).close()
@@ -142,7 +142,7 @@ def test_a_place_where_nothing_can_be_made_is_refused(where: str, tmp_path: Path
         LockDirectory.find(system=tmp_path / "absent", private=Path(where)).take(ADMISSION)
 
 
-def test_a_read_only_file_system_still_locks(locks: LockDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row21_a_read_only_file_system_still_locks(locks: LockDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     locks.take(ADMISSION).release()
     real = os.open
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,12 +10,13 @@ from collections.abc import Callable
 import pytest
 
 from thor_spec.errors import OrphanError
-from thor_spec.guard import orphans
+from thor_spec.guard import cgroup, orphans
 from thor_spec.guard.job import Job
 from thor_spec.guard.locks import LockDirectory
 from thor_spec.guard.status import status
 
-from .conftest import alive, until
+from .conftest import Engine, Launcher
+from .waiting import alive, until
 
 Start = Callable[..., Job]
 Bystander = Callable[..., "subprocess.Popen[bytes]"]
@@ -56,3 +58,21 @@ def test_a_job_whose_lock_directory_was_deleted_is_found(start: Start, locks: Lo
     shutil.rmtree(locks.path)
     with pytest.raises(OrphanError, match=rf"pid {job.pid} \(a job whose lock file was deleted\)"):
         start(("true",), find_orphans=orphans.find)
+
+
+def test_row03_what_a_job_leaves_without_shim_and_watchdog_is_found_by_its_cgroup(
+    launch: Callable[..., Launcher], engine: Engine, locks: LockDirectory
+) -> None:
+    launcher = launch(engine.argv("ignore()", "os.setsid(); ignore()"))
+    shim = launcher.hear()["shim"]
+    left = engine.pid("child1")
+    if not any(left in cgroup.pids(path) for path in cgroup.leaves()):
+        launcher.kill()
+        pytest.skip("this machine lends no cgroup v2 to this user: without one, an untitled process is not found")
+    os.kill(shim, signal.SIGKILL)
+    launcher.kill()
+    until(lambda: not alive(engine.pid("first")))
+    assert not status(locks).held
+    assert {orphan.pid: orphan.title for orphan in orphans.find()}[left].endswith("of a job that lost its shim")
+    os.kill(left, signal.SIGKILL)
+    until(lambda: left not in {orphan.pid for orphan in orphans.find()})

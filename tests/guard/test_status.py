@@ -19,7 +19,8 @@ from thor_spec.guard.job import Job
 from thor_spec.guard.locks import ADMISSION, RESIDENCY, LockDirectory
 from thor_spec.guard.status import locked_inodes, status, stop
 
-from .conftest import Engine, Launcher, alive, until
+from .conftest import Engine, Launcher
+from .waiting import alive, until
 
 Start = Callable[..., Job]
 Launch = Callable[..., Launcher]
@@ -57,7 +58,7 @@ def test_a_running_job_is_described(start: Start, engine: Engine, locks: LockDir
     assert status(locks).pids == ()
 
 
-def test_a_record_without_a_lock_is_stale(locks: LockDirectory) -> None:
+def test_row11_a_record_without_a_lock_is_stale(locks: LockDirectory) -> None:
     gone = subprocess.Popen(["sleep", "60"])
     record = identity.of_process(gone.pid, uuid="u")
     gone.kill()
@@ -132,7 +133,7 @@ def test_stop_through_a_supervisor(engine: Engine, locks: LockDirectory, body: s
 
 
 @pytest.mark.parametrize("name", [ADMISSION, RESIDENCY])
-def test_a_reused_pid_is_never_signalled(locks: LockDirectory, bystander: Bystander, name: str) -> None:
+def test_row10_a_reused_pid_is_never_signalled(locks: LockDirectory, bystander: Bystander, name: str) -> None:
     theirs = identity.of_process(bystander().pid, uuid="u")
     for wrong in (replace(theirs, start_ticks=theirs.start_ticks - 1), replace(theirs, boot_id="earlier")):
         held = locks.take(name, wrong)
@@ -141,7 +142,7 @@ def test_a_reused_pid_is_never_signalled(locks: LockDirectory, bystander: Bystan
         held.release()
 
 
-def test_the_pid_is_checked_again_when_the_signal_is_sent(
+def test_row10_the_pid_is_checked_again_when_the_signal_is_sent(
     locks: LockDirectory, bystander: Bystander, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = identity.of_process(bystander().pid, uuid="u")
@@ -194,3 +195,34 @@ def test_a_missing_lock_file_is_reported(locks: LockDirectory, tmp_path: Path) -
     (locks.path / RESIDENCY).unlink()
     with pytest.raises(LockPathError, match="residency is missing"):
         status(locks)
+
+
+def test_status_needs_no_command_line_parser(tmp_path: Path) -> None:
+    code = "import sys; sys.argv = ['x', 'status', '--json']; from thor_spec.cli.entry import main; main()"
+    code += "; print([m for m in ('typer', 'rich', 'yaml', 'pydantic', 'httpx') if m in sys.modules])"
+    environment = {**os.environ, "THOR_SPEC_RUNTIME_DIR": str(tmp_path / "run")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    shown, modules = done.stdout.splitlines()
+    assert json.loads(shown)["held"] is False
+    assert modules == "[]"
+
+
+def test_what_the_short_way_does_not_know_goes_to_the_parser() -> None:
+    done = subprocess.run([sys.executable, "-m", "thor_spec", "status", "--help"], capture_output=True, text=True)
+    assert "Example: thor-spec status" in done.stdout
+    done = subprocess.run([sys.executable, "-m", "thor_spec", "status", "--nonsense"], capture_output=True, text=True)
+    assert done.returncode == 2
+
+
+def test_a_broken_lock_directory_is_told_in_short(tmp_path: Path) -> None:
+    directory = LockDirectory.find(system=tmp_path / "none", private=tmp_path)
+    directory.take(ADMISSION).release()
+    (directory.path / RESIDENCY).unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "thor_spec", "status"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "THOR_SPEC_RUNTIME_DIR": str(tmp_path)},
+    )
+    assert done.returncode == 14
+    assert done.stderr.startswith("thor-spec: ")

@@ -105,7 +105,9 @@ class Case:
                 case.args[name] = value.double()
         old = case.record
         widened = {
-            name: value.double() if isinstance(value := getattr(old, name), torch.Tensor) and value.is_floating_point() else value
+            name: value.double()
+            if isinstance(value := getattr(old, name), torch.Tensor) and value.is_floating_point()
+            else value
             for name in Record.__dataclass_fields__
         }
         case.args["record"] = Record(**widened)

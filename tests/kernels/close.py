@@ -3,14 +3,16 @@
 import torch
 
 BUDGET = 1e-5
-"""For float32 accumulation, whatever the inputs' dtype: bfloat16 inputs are exact in float32, and so are their products."""
+"""For float32 accumulation, whatever the inputs' dtype: bfloat16 inputs and their products are exact in float32."""
 
 
 def rms(x: torch.Tensor) -> float:
     return float(x.double().square().mean().sqrt())
 
 
-def assert_close(name: str, want: torch.Tensor, got: torch.Tensor, budget: float = BUDGET, floor: float = 1e-30) -> None:
+def assert_close(
+    name: str, want: torch.Tensor, got: torch.Tensor, budget: float = BUDGET, floor: float = 1e-30
+) -> None:
     """Args: floor: the least size that an error is relative to."""
     want, got = want.cpu(), got.cpu()
     assert want.shape == got.shape, f"{name}: {tuple(got.shape)}, not {tuple(want.shape)}"

@@ -11,9 +11,7 @@ from tests.conftest import HAS_GPU
 
 @pytest.fixture(
     params=[
-        pytest.param(
-            "cpu", marks=pytest.mark.skipif(HAS_GPU, reason="not run: kernels are compiled for the GPU here")
-        ),
+        pytest.param("cpu", marks=pytest.mark.skipif(HAS_GPU, reason="not run: kernels are compiled for the GPU here")),
         pytest.param("cuda", marks=pytest.mark.gpu),
     ]
 )

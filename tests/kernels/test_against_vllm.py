@@ -1,40 +1,21 @@
 """The replay variant and vLLM's snapshot kernel: not one differing bit, in outputs and in committed states."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from tests.kernels import cases
-from tests.kernels.cases import Case, Parents, chain, comb, full, path_to, random_tree, star
-from tests.kernels.checks import ONE, as_tensors
-from tests.kernels.close import assert_same_bits
-from thor_spec.kernels.gdn_commit import kernel as commit
-from thor_spec.kernels.gdn_verify import kernel
+from tests.kernels import cases, vllm_kernel
+from tests.kernels.cases import Case, Parents, chain, comb, full, random_tree, star
 from thor_spec.kernels.gdn_verify.tiles import Tiles
 
 pytest.importorskip("vllm")
 
 
-def same_as_snapshots(case: Case, leaves: list[list[int]], *, tiles: Tiles = ONE, per_token: bool = False) -> None:
-    """Verify once; then each request's path to each given leaf must be vLLM's decoding of that path as a chain.
+def same_as_snapshots(case: Case, leaves: list[list[int]], **options: Any) -> None:
+    from vllm.third_party.flash_linear_attention.ops.fused_sigmoid_gating import fused_sigmoid_gating_delta_rule_update
 
-    Args:
-        leaves: per request the nodes whose paths are compared; the first one is committed.
-    """
-    from tests.kernels.vllm_kernel import snapshots
-
-    chains = [(r, path_to(case.parents[r], leaf)) for r, nodes in enumerate(leaves) for leaf in nodes]
-    want, states = snapshots(case, chains, per_token=per_token)
-    got = torch.full(case.args["v"].shape, torch.nan, dtype=case.args["q"].dtype, device=case.state.device)
-    kernel.gdn_verify(**case.args, variant="replay", out=got, tiles=tiles)
-    for (r, path), outputs in zip(chains, want, strict=True):
-        assert_same_bits(f"outputs of {path}", outputs, got[int(case.args["cu_nodes"][r]) + torch.tensor(path)])
-    firsts = [next(i for i, (owner, _) in enumerate(chains) if owner == r) for r in range(len(leaves))]
-    path, accepted = as_tensors([chains[i][1] for i in firsts], str(case.state.device))
-    commit.gdn_commit(
-        case.state, case.args["state_indices"], case.record, case.args["record_indices"], path, accepted, tiles=tiles
-    )
-    for r, i in enumerate(firsts):
-        assert_same_bits(f"state of request {r}", states[i][-1], case.state[case.args["state_indices"][r]])
+    vllm_kernel.same_as_snapshots(fused_sigmoid_gating_delta_rule_update, case, leaves, **options)
 
 
 def ends(parents: list[Parents]) -> list[list[int]]:
@@ -92,10 +73,5 @@ def test_extreme_gates(device: str) -> None:
 def test_a_thousand_cases_at_real_dims() -> None:
     """Only where kernels are compiled: what a compiler may reorder, it must reorder alike on both sides."""
     for seed in range(1000):
-        tree = [chain(1 + seed % 16)] if seed % 2 else [random_tree(1 + seed % 40, seed)]
-        case = cases.make(
-            tree, seed=seed, heads=2, value_heads=4, key_dim=128, value_dim=128, tree=not seed % 2,
-            gate_dtype=torch.bfloat16, state_dtype=torch.bfloat16 if seed % 5 == 0 else torch.float32,
-        )  # fmt: skip
-        tiles = Tiles(block_v=(8, 16, 32)[seed % 3], warps=4, walkers=1 + seed % 2)
-        same_as_snapshots(case.to("cuda"), ends(tree), tiles=tiles)
+        case, leaves, tiles = vllm_kernel.random_case(seed)
+        same_as_snapshots(case.to("cuda"), leaves, tiles=tiles)

@@ -31,10 +31,11 @@ def compiled(arch: int, only: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "only",
     [
-        r"^replay \w+( deferred)? float32|^commit|^compact|^advance|^tree_paths",
+        r"^replay \w+( deferred)? float32|^commit \w+ (chain|tree) deferred|^compact|^advance|^tree_paths",
         r"^wy (chain|tree deferred) float32 state, bfloat16",
+        r"^paths",
     ],
-    ids=["replay", "wy"],
+    ids=["replay", "wy", "paths"],
 )
 def test_nothing_spills_on_thor(only: str) -> None:
     rows = compiled(110, only)

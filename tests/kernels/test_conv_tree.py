@@ -1,7 +1,6 @@
 """The convolution along tree paths: against its definition, against vLLM's kernel for chains, and what must fail."""
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -140,14 +139,15 @@ def test_committing_then_one_token_is_one_token_after_another(dtype: torch.dtype
         if path:
             nodes = torch.tensor([path], dtype=torch.int32, device=device)
             accepted = torch.tensor([len(path)], dtype=torch.int32, device=device)
-            kernel.conv_commit(one["window"], one["window_indices"], args["inputs"], args["record_indices"], nodes, accepted)
+            slots = one["window_indices"], args["inputs"], args["record_indices"]
+            kernel.conv_commit(one["window"], *slots, nodes, accepted)
         one |= {"x": args["x"][last : last + 1], "cu_nodes": torch.tensor([0, 1], dtype=torch.int32, device=device)}
         alone = kernel.conv_tree(**{**one, "inputs": None}, width=1)
         assert_same_bits(f"node {leaf}", at_once[leaf : leaf + 1], alone)
 
 
 @pytest.fixture
-def vllms(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def vllms(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """vLLM's module of the convolution with its Triton kernel, also where vLLM would take its CPU one."""
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
     found = importlib.util.find_spec("vllm.model_executor.layers.mamba.ops.causal_conv1d")
@@ -159,7 +159,7 @@ def vllms(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.undo()
-    yield module
+    return module
 
 
 @pytest.mark.parametrize(
@@ -217,5 +217,5 @@ def test_mutants_fail(old: str, new: str, device: str, tmp_path: Path) -> None:
     args = case([random_tree(17, 1), chain(2), depth_first(random_tree(11, 2)), star(5)], device)
     args["window_indices"][1] = 0
     args["window"][0] = 0.5  # what a padding row would move
-    with pytest.raises(AssertionError, match="output|window|inputs"):
+    with pytest.raises(AssertionError, match=r"output|window|inputs"):
         check(mutant(kernel, old, new, tmp_path), args)

@@ -33,7 +33,11 @@ COMMON, REPLAY, WY = "gdn_common", "gdn_verify/replay", "gdn_verify/wy"
 
 
 def trees(variant: Variant) -> None:
-    check_verify(cases.make([comb(19), [-1, 0, 0], [-1, 0, 1, 1, 0]], heads=2, value_heads=4, padding=[1], seed=3), variant, "cpu")
+    check_verify(
+        cases.make([comb(19), [-1, 0, 0], [-1, 0, 1, 1, 0]], heads=2, value_heads=4, padding=[1], seed=3),
+        variant,
+        "cpu",
+    )
 
 
 def small_keys(variant: Variant) -> None:
@@ -92,7 +96,7 @@ def deferred(variant: Variant) -> None:
     later = cases.make([comb(5)], seed=2, state_dtype=torch.bfloat16, deferred=True)
     path, accepted = as_tensors([[0, 2, 4]], "cpu")
     where = now.args["state_indices"], now.args["record_indices"]
-    for _ in range(2):
+    for _ in range(4):  # twice around the ring
         want, got = verify(now, variant), verify(later, variant)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
         commit.gdn_commit(now.state, where[0], now.record, where[1], path, accepted, tiles=ONE)
@@ -102,9 +106,10 @@ def deferred(variant: Variant) -> None:
             module.gdn_advance(record, *where, accepted, period=1)
         assert torch.equal(copy.pending, later.record.pending)
         assert torch.equal(copy.flush, later.record.flush)
-        kept = int(copy.pending.max())
+        assert torch.equal(copy.start, later.record.start)
         rec = int(where[1][0])
-        assert_same_bits("u", copy.u[rec, :kept], later.record.u[rec, :kept])
+        rows = copy.ring(rec, range(int(copy.pending[rec])))
+        assert_same_bits("u", copy.u[rec, rows], later.record.u[rec, rows])
 
 
 def masks(_: Variant) -> None:
@@ -120,7 +125,7 @@ MUTANTS: list[tuple[str, str, str, Callable[[Variant], None], Variant]] = [
     (COMMON, "x <= 20.0", "x <= 2000.0", linear_softplus, "replay"),
     (COMMON, "- 127\n", "- 127 & 62\n", trees, "replay"),
     (COMMON, "path + ahead", "path + i", committed, "replay"),
-    (COMMON, "row = first + ahead", "row = first + i", deferred, "replay"),
+    (COMMON, "at = offset + ahead", "at = offset + i", deferred, "replay"),
     (COMMON, "o_i[None, :] > o_i[:, None]", "o_i[None, :] >= o_i[:, None]", committed, "wy"),
     (COMMON, "h = h * tl.exp(tl.sum(g, axis=0))", "h = h * 1.0", committed, "wy"),
     (COMMON, "(tl.exp(after) * scale)", "tl.exp(after)", committed, "wy"),
@@ -139,7 +144,8 @@ MUTANTS: list[tuple[str, str, str, Callable[[Variant], None], Variant]] = [
     (REPLAY, "if turn % WALKERS == walker", "if turn % WALKERS == 0", walkers, "replay"),
     (REPLAY, "tl.minimum(t + 1, count - 1)", "t", one_branch, "replay"),
     (REPLAY, "i_hv % (HV // H) == 0", "i_hv == 0", trees, "replay"),
-    (REPLAY, "first += kept", "first += 0", deferred, "replay"),
+    (REPLAY, "offset = wrap(offset + kept, rows)", "offset = offset", deferred, "replay"),
+    (COMMON, "tl.where(offset >= rows, offset - rows, offset)", "tl.minimum(offset, rows - 1)", deferred, "replay"),
     (REPLAY, "start = rounded.to(tl.float32)", "start = start + 0.0", deferred, "replay"),
     (WY, "if slot <= 0:", "if slot < -5:", trees, "wy"),
     (WY, "tl.where(o_t[:, None] == o_t[None, :], 0.0,", "tl.where(o_t[:, None] < 0, 0.0,", trees, "wy"),
@@ -155,13 +161,14 @@ MUTANTS: list[tuple[str, str, str, Callable[[Variant], None], Variant]] = [
      "weights = dot_of_inputs(b_k, k_i, WIDEN) * D_i * k_scale[:, None]", trees, "wy"),
     (WY, "(tl.full(t.shape, 2, tl.int64) << t.to(tl.int64)) - 1", "(tl.full(t.shape, 1, tl.int64) << t.to(tl.int64)) - 1",
      one_branch, "wy"),
-    (WY, "first += kept", "first += 0", deferred, "wy"),
+    (WY, "offset = wrap(offset + kept, rows)", "offset = offset", deferred, "wy"),
     (WY, "h = rounded.to(tl.float32)", "h = h + 0.0", deferred, "wy"),
-    ("gdn_commit", "kept = tl.where(tl.load(flush + rec) != 0, 0, first)", "kept = first", deferred, "replay"),
-    ("gdn_commit", "source = first + ", "source = ", deferred, "replay"),
+    ("gdn_commit", "now = tl.where(flushed, 0, first)", "now = tl.where(flushed, first, first)", deferred, "replay"),
+    ("gdn_commit", "tl.where(flushed, wrap(start + first, rows), start)", "start", deferred, "replay"),
+    ("gdn_commit", "wrap(first + node, rows)", "wrap(first + i, rows)", deferred, "replay"),
     ("gdn_commit", "now >= period", "now > period + 5", deferred, "replay"),
-    ("gdn_commit", "fold_rows(h, first + kept, count, path", "fold_rows(h, first + kept, count - 1, path", committed, "replay"),
-    ("gdn_commit", "fold_rows_by_product(h, first + kept, count, path", "fold_rows_by_product(h, first + kept, count - 1, path",
+    ("gdn_commit", "fold_rows(h, slab, rows, behind, count, path", "fold_rows(h, slab, rows, behind, count - 1, path", committed, "replay"),
+    ("gdn_commit", "fold_rows_by_product(h, slab, rows, behind, count, path", "fold_rows_by_product(h, slab, rows, behind, count - 1, path",
      committed, "wy"),
     ("tree_paths", "while span < BT:", "while span < 4:", masks, "wy"),
     ("tree_paths", "(parent < t), parent", "(parent < 64), parent", masks, "wy"),

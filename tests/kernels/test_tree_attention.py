@@ -156,8 +156,7 @@ def test_eight_bit_caches_are_scaled(device: str) -> None:
     got = torch.full_like(args["q"], torch.nan)
     kernel.tree_attention(**args, **scales, tiles=SPLIT, width=17, out=got)
     plain = {
-        name: args[name].float() * scale.item()
-        for name, scale in zip(("keys", "values"), scales.values(), strict=True)
+        name: args[name].float() * scale.item() for name, scale in zip(("keys", "values"), scales.values(), strict=True)
     }
     want = check(kernel, {**args, **plain}, tiles=SPLIT)
     assert_close("output", want.double(), got, 1e-5)

@@ -3,19 +3,16 @@
 import os
 import signal
 import socket
-import sys
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from tests.serve import fake_engine_path
-from thor_spec.config import resolve
 from thor_spec.errors import (
     BusyError,
     CanaryError,
@@ -25,90 +22,13 @@ from thor_spec.errors import (
     LockPathError,
     PlatformError,
 )
-from thor_spec.guard.locks import ADMISSION, RESIDENCY, LockDirectory
+from thor_spec.guard.locks import ADMISSION, LockDirectory
 from thor_spec.serve import supervisor
-from thor_spec.serve.checkpoint import open_checkpoint
 from thor_spec.serve.events import Ready
 from thor_spec.serve.phases import Phase
 from thor_spec.serve.plan import Plan
 
-
-class Recorder:
-    """Events as they came; ``on_ready`` runs in the launcher's thread."""
-
-    def __init__(self, on_ready: Callable[[Ready], None] = lambda ready: None) -> None:
-        self.phases: list[Phase] = []
-        self.was_ready: Ready | None = None
-        self.stopped = False
-        self._on_ready = on_ready
-
-    def waiting(self, holder: object) -> None:
-        pass
-
-    def phase(self, phase: Phase) -> None:
-        self.phases.append(phase)
-
-    def ready(self, ready: Ready) -> None:
-        self.was_ready = ready
-        self._on_ready(ready)
-
-    def stopping(self) -> None:
-        self.stopped = True
-
-
-@pytest.fixture(autouse=True)
-def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("THOR_SPEC_RUNTIME_DIR", str(tmp_path / "run"))
-    return tmp_path / "run"
-
-
-@pytest.fixture
-def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@pytest.fixture
-def plan(target: Path, drafter: Path, port: int, tmp_path: Path) -> Callable[..., Plan]:
-    (target / "chat_template.jinja").write_text("{{ messages }}")
-
-    def make(*faults: str, **options: Any) -> Plan:
-        flags = {"model": str(target), "port": port, "log_file": tmp_path / "engine.log", **options}
-        return Plan(
-            resolved=resolve(flags),
-            target=open_checkpoint("t", target),
-            drafter=open_checkpoint("d", drafter),
-            draft_tokens=7,
-            context=2048,
-            argv=(sys.executable, fake_engine_path(), str(port), *faults),
-            environment={"PYTHONPATH": str(Path(__file__).parents[2])},
-        )
-
-    return make
-
-
-def interrupt(*, times: int = 1) -> Callable[[Ready], None]:
-    def send(ready: Ready) -> None:
-        for _ in range(times):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    return send
-
-
-@contextmanager
-def nothing_left_behind(port: int) -> Iterator[None]:
-    before = {p.pid for p in psutil.Process().children(recursive=True)}
-    yield
-    left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
-    assert left == []
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", port))
-    directory = LockDirectory.find()
-    for name in (ADMISSION, RESIDENCY):
-        directory.take(name).release()
-    assert not list(directory.path.parent.glob("receipts-*"))
+from .conftest import Recorder, interrupt, nothing_left_behind
 
 
 def test_ready_then_stop(plan: Callable[..., Plan], port: int) -> None:
@@ -122,6 +42,56 @@ def test_ready_then_stop(plan: Callable[..., Plan], port: int) -> None:
     assert ready.checks == ("plain", "stream", "repeat", "tool call", "speculation")
     assert ready.kv
     assert (ready.kv.tokens, ready.kv.sequences, ready.draft_tokens) == (4096, 2.0, 7)
+
+
+def test_an_engine_in_a_pid_namespace_is_known_by_the_pid_in_its_receipt(plan: Callable[..., Plan], port: int) -> None:
+    apart = ("unshare", "--pid", "--fork", "--kill-child")
+    if subprocess.run([*apart, "true"], capture_output=True).returncode:
+        pytest.skip("not run: this user may not make a pid namespace")
+    recorder = Recorder(interrupt())
+    made = plan()
+    with nothing_left_behind(port):
+        supervisor.serve(replace(made, argv=(*apart, *made.argv)), recorder)
+    assert recorder.was_ready
+
+
+def test_a_tie_tipped_by_a_neighbour_is_no_fault(plan: Callable[..., Plan], port: int) -> None:
+    recorder = Recorder(interrupt())
+    with nothing_left_behind(port):
+        supervisor.serve(plan("tie beside a neighbour"), recorder)
+    assert recorder.was_ready
+
+
+def test_the_full_canary(plan: Callable[..., Plan], port: int, tmp_path: Path) -> None:
+    golden = tmp_path / "golden.json"
+    golden.write_text('[{"prompt": "x", "text": "as ever"}]')
+    recorder = Recorder(interrupt())
+    with nothing_left_behind(port):
+        supervisor.serve(plan(canary="full", golden=golden, acceptance_floor=2.0), recorder)
+    assert recorder.was_ready
+    everything = ("plain", "stream", "repeat", "tool call", "batch", "long prompt", "golden answers", "speculation")
+    assert recorder.was_ready.checks == everything
+
+
+@pytest.mark.parametrize(
+    ("fault", "golden", "error", "says"),
+    [
+        ("long prompts differ", "[]", ConfigError, "are empty"),
+        ("long prompts differ", '[{"prompt": "x"}]', ConfigError, "must be a JSON list"),
+        ("long prompts differ", None, CanaryError, "A prompt of 2032 tokens, asked twice"),
+        ("child", '[{"prompt": "x", "text": "otherwise"}]', CanaryError, "weights, kernels or templates"),
+        ("none accepted", None, CanaryError, "1.00 tokens come out of a verify step, below the floor of 2"),
+    ],
+)
+def test_what_the_full_canary_finds(
+    plan: Callable[..., Plan], port: int, tmp_path: Path, fault: str, golden: str | None, error: type, says: str
+) -> None:
+    given = {"canary": "full", "acceptance_floor": 2.0}
+    if golden is not None:
+        given["golden"] = tmp_path / "golden.json"
+        (tmp_path / "golden.json").write_text(golden)
+    with nothing_left_behind(port), pytest.raises(error, match=says):
+        supervisor.serve(plan(fault, **given), Recorder())
 
 
 def test_a_second_signal_skips_the_grace(plan: Callable[..., Plan], port: int) -> None:
@@ -154,7 +124,7 @@ def test_what_goes_wrong_before_ready(
     assert recorder.was_ready is None
 
 
-def test_an_engine_that_dies_while_serving(plan: Callable[..., Plan], port: int) -> None:
+def test_row04_an_engine_that_dies_while_serving(plan: Callable[..., Plan], port: int) -> None:
     def kill(ready: Ready) -> None:
         (engine,) = [p for p in psutil.Process(ready.pid).children() if "fake_engine" in " ".join(p.cmdline())]
         engine.kill()
@@ -187,6 +157,15 @@ def test_a_busy_device_starts_nothing(plan: Callable[..., Plan], tmp_path: Path)
     held = LockDirectory.find().take(ADMISSION)
     with pytest.raises(BusyError):
         supervisor.serve(plan(), Recorder())
+    held.release()
+    assert not (tmp_path / "engine.log").exists()
+
+
+def test_a_stop_while_waiting_for_the_device(plan: Callable[..., Plan], tmp_path: Path) -> None:
+    held = LockDirectory.find().take(ADMISSION)
+    recorder = Recorder()
+    recorder.waiting = lambda _: os.kill(os.getpid(), signal.SIGINT)  # type: ignore[method-assign]
+    supervisor.serve(plan(wait=True), recorder)
     held.release()
     assert not (tmp_path / "engine.log").exists()
 

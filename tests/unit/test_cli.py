@@ -14,13 +14,17 @@ from thor_spec import provenance
 from thor_spec.cli.main import app, main
 from thor_spec.guard.locks import ADMISSION, LockDirectory
 
-COMMANDS = ("serve", "run", "status", "stop", "doctor", "version")
+COMMANDS = (
+    *("serve", "train", "train drafter", "run", "status", "stop"),
+    *("reap", "doctor", "service print", "version"),
+)
 THOR_SPEC = (sys.executable, "-m", "thor_spec")
 
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THOR_SPEC_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.delenv("INVOCATION_ID", raising=False)
 
 
 def call(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -33,7 +37,7 @@ def call(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    code, out, _ = call(capsys, command, "--help")
+    code, out, _ = call(capsys, *command.split(), "--help")
     assert code == 0
     assert f"Example: thor-spec {command}" in out
 
@@ -47,7 +51,12 @@ def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[st
         (["serve", "--port", "x"], 2, "Invalid value"),
         (["serve", "--profile", "/nowhere.yaml"], 2, "cannot be read"),
         (["serve", "--dry-run", "--", "--hf-overrides", "{"], 2, "needs JSON"),
+        (["train", "drafter", "/nowhere", "--out", "x"], 2, "Missing option"),
         (["run"], 2, "needs a command after --"),
+        (["run", "--mount", "/", "--", "true"], 2, "Name its image with --container"),
+        (["run", "--container", "vllm:latest", "--", "true"], 13, "not named by digest"),
+        (["service", "print", "--user", "a b"], 2, "not the name of a user"),
+        (["reap", "--own"], 2, "systemd unit"),
         (["nonsense"], 2, "No such command"),
     ],
 )
@@ -108,7 +117,7 @@ def test_the_second_job_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_shell_completion() -> None:
     env = {**os.environ, "_THOR_SPEC_COMPLETE": "complete_bash", "COMP_WORDS": "thor-spec s", "COMP_CWORD": "1"}
     done = subprocess.run([*THOR_SPEC], env=env, capture_output=True, text=True)
-    assert done.stdout.split() == ["serve", "status", "stop"]
+    assert done.stdout.split() == ["serve", "status", "stop", "service"]
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:

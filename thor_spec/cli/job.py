@@ -1,14 +1,20 @@
 """``thor-spec run``, ``status`` and ``stop``: any job under the guard, and looking at it from another terminal."""
 
-import json
 import sys
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thor_spec.errors import ConfigError, ThorSpecError
+from thor_spec.errors import BusyError, ConfigError, ThorSpecError
 
-TABLE_WIDTH = 10
+if TYPE_CHECKING:
+    from thor_spec.guard.container_spec import ContainerSpec
+    from thor_spec.guard.identity import Identity
+    from thor_spec.serve.stop_requests import StopRequests
+
+CHECK_S = 0.2
 
 
 def register(app: typer.Typer) -> None:
@@ -25,54 +31,111 @@ def run(
     context: typer.Context,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the device is free.")] = False,
     grace: Annotated[float, typer.Option(help="Seconds between SIGTERM and SIGKILL when stopped.", min=0)] = 25.0,
+    memory_floor: Annotated[
+        int | None,
+        typer.Option(
+            help="MemAvailable below which the job is killed.",
+            metavar="BYTES",
+            min=0,
+            show_default="4 GiB, or 3 % of all memory if more",
+        ),
+    ] = None,
+    container: Annotated[
+        str | None,
+        typer.Option(help="Run it in a container of this image, which must be here.", metavar="IMAGE@sha256:DIGEST"),
+    ] = None,
+    mount: Annotated[
+        list[str] | None,
+        typer.Option(help="With --container: show this path inside, at the same place; PATH:rw to write it."),
+    ] = None,
+    runtime: Annotated[
+        str, typer.Option(help="With --container: how the GPU gets in; 'default' is the daemon's own.")
+    ] = "nvidia",
+    shm_size: Annotated[
+        int | None,
+        typer.Option(help="With --container: bytes of /dev/shm.", metavar="BYTES", show_default="the host's"),
+    ] = None,
 ) -> None:
-    """Run any command as the device's one job; its exit code is passed on.
+    """Run any command as the device's one job, under the memory watchdog; its exit code is passed on.
 
-    A command that dies by a signal gives 128 plus the signal's number.
+    A command that dies by a signal gives 128 plus the signal's number. One that takes too much memory is killed (30).
     """
-    from thor_spec.guard.identity import Identity
-    from thor_spec.guard.job import Job
+    from thor_spec.guard.guarded import Settings
     from thor_spec.serve.stop_requests import StopRequests
 
-    if not context.obj.rest:
+    argv = context.obj.rest
+    if not argv:
         raise ConfigError("thor-spec run needs a command after --. Example: thor-spec run -- python train.py")
+    if container is None and (mount or shm_size is not None):
+        raise ConfigError("--mount and --shm-size are for a container. Name its image with --container.")
 
-    def waiting(holder: Identity | None) -> None:
+    def waiting(holder: "Identity | None") -> None:
         print(f"Waiting for {holder.describe() if holder else 'the device'}", file=sys.stderr)
 
+    def tell(line: str) -> None:
+        print(f"thor-spec: {line}", file=sys.stderr)
+
+    spec = None if container is None else _spec(container, mount or [], runtime, shm_size, tell)
     with StopRequests() as stopping:
-        argv = context.obj.rest
-        with Job.start(argv, title=f"run {argv[0]}", grace_s=grace, wait=wait, report=waiting) as job:
-            while (code := job.wait(0.2)) is None and not stopping.any:
-                pass
-            if code is None:
-                code = job.stop(skip_grace=stopping.urgent)
+        try:
+            code = _guarded(
+                argv,
+                stopping,
+                tell,
+                spec=spec,
+                settings=Settings(floor_bytes=memory_floor),
+                grace_s=grace,
+                wait=wait,
+                report=waiting,
+            )
+        except BusyError:
+            if not stopping.any:  # else: asked to stop while it waited
+                raise
     raise typer.Exit(0 if stopping.any else code)
 
 
-def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show which job holds the device. Takes no lock; exits 0 whether or not one runs."""
-    from thor_spec.guard.status import status as look
+def _guarded(argv: Sequence[str], stopping: "StopRequests", tell: "Callable[[str], None]", **options: Any) -> int:
+    """Run the command to its end, or until a stop is asked for; return its exit status."""
+    from thor_spec.guard.guarded import GuardedJob
 
-    found = look()
-    if as_json:
-        print(json.dumps(found.as_dict()))
-        return
-    if not found.held:
-        print("free")
-        return
-    holder = found.holder
-    rows = (
-        {"job": holder.title or " ".join(holder.argv), "phase": holder.phase, "url": holder.url or "-"}
-        if holder
-        else {}
+    def give_up() -> bool:
+        return stopping.any
+
+    with GuardedJob.start(argv, notice=tell, title=f"run {argv[0]}", give_up=give_up, **options) as guarded:
+        guarded.note_phase("running")
+        while (code := guarded.job.wait(CHECK_S)) is None and not stopping.any:
+            guarded.check()
+        if code is None:
+            return guarded.stop(skip_grace=stopping.urgent)
+        guarded.check()  # the end may be the watchdog's doing
+        guarded.cause = f"the command ended with status {code}"
+        return code
+
+
+def _spec(
+    image: str, mounts: list[str], runtime: str, shm_size: int | None, warn: "Callable[[str], None]"
+) -> "ContainerSpec":
+    from thor_spec.guard.container_spec import ContainerSpec, Mount
+
+    spec = ContainerSpec(
+        image=image,
+        mounts=tuple(Mount(Path(path.removesuffix(":rw")), path.endswith(":rw")) for path in mounts),
+        gpu_runtime=None if runtime == "default" else runtime,
+        shm_bytes=shm_size,
     )
-    rows |= (
-        {"launcher": f"pid {holder.pid}", "since": holder.started_at, "log": holder.log_file or "-"} if holder else {}
-    )
-    rows |= {"processes": " ".join(map(str, found.pids)) or "-", "locks": found.lock_dir}
-    for name, value in rows.items():
-        print(f"{name:{TABLE_WIDTH}} {value}")
+    for warning in spec.warnings():
+        warn(warning)
+    return spec
+
+
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    last: Annotated[bool, typer.Option("--last", help="Show how the last job ended instead.")] = False,
+) -> None:
+    """Show which job holds the device. Takes no lock; exits 0 whether or not one runs."""
+    from thor_spec.cli.look import show_status
+
+    show_status(as_json=as_json, last=last)
 
 
 def stop(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from thor_spec.cli import doctor, job, serve, version
+from thor_spec.cli import doctor, job, reap, serve, service, train, version
 from thor_spec.cli.context import Context
 from thor_spec.errors import ThorSpecError
 
@@ -17,7 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (serve, job, doctor, version):
+for module in (serve, train, job, reap, doctor, service, version):
     module.register(app)
 
 
@@ -41,5 +41,5 @@ def main(argv: list[str] | None = None) -> None:
         if context.debug:
             traceback.print_exc()
         else:
-            print(f"thor-spec: {error}", file=sys.stderr)
+            print("\n".join([f"thor-spec: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         sys.exit(error.exit_code)

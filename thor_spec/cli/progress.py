@@ -66,6 +66,10 @@ class PlainProgress:
         """Report."""
         self._report(ready)
 
+    def notice(self, line: str) -> None:
+        """Pass it on."""
+        self._say(line)
+
     def stopping(self) -> None:
         """Say so."""
         self._say("stopping (again to skip the grace)")
@@ -109,6 +113,10 @@ class LiveProgress:
         self._phases.append(("", time.monotonic()))
         self._live.stop()
         self._report(ready)
+
+    def notice(self, line: str) -> None:
+        """Pass it on, above the phases while they are shown."""
+        self._live.console.print(line, markup=False)
 
     def stopping(self) -> None:
         """Say so below what was shown."""

@@ -3,12 +3,14 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from thor_spec.config import DEFAULT_MODEL
-from thor_spec.serve.events import Ready
+
+if TYPE_CHECKING:
+    from thor_spec.serve.events import Ready
 
 
 def register(app: typer.Typer) -> None:
@@ -25,8 +27,8 @@ def serve(
         str | None,
         typer.Argument(
             metavar="[MODEL] [-- VLLM_ARGS...]",
-            help="Checkpoint folder, name in the local Hugging Face cache, or bundled tiny model.",
-            show_default=DEFAULT_MODEL,
+            help="Checkpoint folder, name in the local Hugging Face cache, or bundled model.",
+            show_default="nano-hybrid where it is shipped, else tiny-hybrid",
         ),
     ] = None,
     draft: Annotated[
@@ -46,8 +48,28 @@ def serve(
     kv_cache_memory: Annotated[
         int | None, typer.Option(help="Bytes of KV cache; without it vLLM decides, or 1 GiB on a CPU.", metavar="BYTES")
     ] = None,
+    canary: Annotated[
+        str | None,
+        typer.Option(
+            help="What must be answered before READY.", metavar="quick|full", show_default="full on a GPU, else quick"
+        ),
+    ] = None,
+    acceptance_floor: Annotated[
+        float | None, typer.Option(help="Least tokens per verify step in the canary.", metavar="TOKENS")
+    ] = None,
+    golden: Annotated[
+        Path | None, typer.Option(help="JSON list of prompts and greedy answers for the canary.", metavar="FILE")
+    ] = None,
     log_file: Annotated[
         Path | None, typer.Option(help="Engine log, appended to.", show_default="below ~/.cache/thor-spec/logs")
+    ] = None,
+    memory_floor: Annotated[
+        int | None,
+        typer.Option(
+            help="MemAvailable below which the engine is killed.",
+            metavar="BYTES",
+            show_default="4 GiB, or 3 % of all memory if more",
+        ),
     ] = None,
     wait: Annotated[
         bool | None, typer.Option("--wait/--no-wait", help="Wait while another job holds the device.")
@@ -61,10 +83,12 @@ def serve(
     """Serve a model over the OpenAI API, with DFlash speculation.
 
     READY is printed once the engine has answered a canary set: plain, streamed, repeated and tool-call requests, with
-    drafts accepted on the way. Ctrl-C stops; twice, at once. Arguments after -- go to vLLM untouched.
+    drafts accepted on the way; the full set adds eight prompts at once and a long one twice. Ctrl-C stops; twice, at
+    once. Arguments after -- go to vLLM untouched.
     """
     from thor_spec.cli.progress import progress
     from thor_spec.config import resolve
+    from thor_spec.nano import shipped
     from thor_spec.serve.plan import make_plan
     from thor_spec.serve.supervisor import serve as supervise
 
@@ -77,23 +101,28 @@ def serve(
         "context": context_length,
         "max_seqs": max_seqs,
         "kv_cache_memory": kv_cache_memory,
+        "memory_floor": memory_floor,
+        "canary": canary,
+        "acceptance_floor": acceptance_floor,
+        "golden": golden,
         "log_file": log_file,
         "wait": wait,
         "vllm_args": context.obj.rest or None,
     }
-    plan = make_plan(resolve(flags, profile), note=lambda text: print(text, file=sys.stderr, flush=True))
+    defaults = {"model": shipped.default_model(DEFAULT_MODEL)}
+    plan = make_plan(resolve(flags, profile, defaults), note=lambda text: print(text, file=sys.stderr, flush=True))
     if dry_run:
         print(json.dumps(plan.as_dict(), indent=2) if as_json else plan.as_shell())
         return
 
-    def report(ready: Ready) -> None:
+    def report(ready: "Ready") -> None:
         print(json.dumps(ready.as_dict()) if as_json else _ready_text(ready), flush=True)
 
     with progress(report) as events:
         supervise(plan, events)
 
 
-def _ready_text(ready: Ready) -> str:
+def _ready_text(ready: "Ready") -> str:
     capacity = (
         f"{ready.kv.tokens:,} tokens, {ready.kv.sequences:.1f} sequences of {ready.context:,}" if ready.kv else "?"
     )
@@ -107,7 +136,14 @@ def _ready_text(ready: Ready) -> str:
             f"  drafter  {speculation}",
             f"  KV cache {capacity}",
             f"  canary   {', '.join(ready.checks)}",
+            f"  margin   {_margin_text(ready)}",
             f"  log      {ready.log_file}",
             f"  try      curl {ready.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
         ]
     )
+
+
+def _margin_text(ready: "Ready") -> str:
+    if ready.margin_bytes is None:
+        return "? (the watchdog has not read memory yet)"
+    return f"{ready.margin_bytes / (1 << 30):.2f} GiB of memory above the floor"

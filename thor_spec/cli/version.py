@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from thor_spec import provenance
-
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -15,6 +13,8 @@ def register(app: typer.Typer) -> None:
 
 def version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show the versions of thor-spec and of what it stands on."""
+    from thor_spec import provenance
+
     versions = provenance.package_versions()
     if as_json:
         print(json.dumps(versions))

@@ -30,8 +30,11 @@ class Identity:
     unit: str | None = None
     log_file: str | None = None
     url: str | None = None
+    container: str | None = None  # id, for a job in a container
     started_at: str  # UTC, ISO 8601
     phase: str = "starting"
+    floor_bytes: int | None = None  # the MemAvailable that the watchdog defends
+    token_at_s: float | None = None  # monotonic clock, when the engine was last seen to make progress
 
     @property
     def process(self) -> processes.Process | None:
@@ -71,7 +74,9 @@ def of_process(pid: int, **described: Any) -> Identity:
 def encode(identity: Identity) -> bytes:
     """Return the record: JSON, padded to ``RECORD_BYTES`` so that it covers its predecessor and needs no new block."""
     shorter = replace(identity, argv=(*identity.argv[:1], "..."), title=identity.title[:80])
-    bare = replace(shorter, argv=(), title="", unit=None, log_file=None, url=None, phase="")
+    bare = replace(
+        shorter, floor_bytes=None, token_at_s=None, argv=(), title="", unit=None, log_file=None, url=None, phase=""
+    )
     for candidate in (identity, shorter, bare):
         record = json.dumps(asdict(candidate)).encode()
         if len(record) < RECORD_BYTES:
@@ -90,12 +95,14 @@ def decode(record: bytes) -> Identity | None:
     argv = fields.get("argv")
     numbers = (fields.get("pid"), fields.get("start_ticks"))
     texts = tuple(fields.get(name) for name in ("boot_id", "uuid", "title", "started_at", "phase"))
-    maybe = tuple(fields.get(name) for name in ("unit", "log_file", "url"))
+    maybe = tuple(fields.get(name) for name in ("unit", "log_file", "url", "container"))
+    figures = tuple(fields.get(name) for name in ("floor_bytes", "token_at_s"))
     if not (
         isinstance(argv, list)
         and all(type(number) is int and number > 0 for number in numbers)
         and all(isinstance(text, str) for text in (*argv, *texts))
         and all(text is None or isinstance(text, str) for text in maybe)
+        and all(figure is None or type(figure) in (int, float) for figure in figures)
     ):
         return None
     known = {name: fields[name] for name in Identity.__dataclass_fields__ if name in fields}

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self
 
+from thor_spec.env import child_environment
 from thor_spec.errors import StuckInKernelError
-from thor_spec.guard import identity, orphans, processes, shim
+from thor_spec.guard import cgroup, identity, marker, orphans, processes, shim
 from thor_spec.guard.identity import Identity
 from thor_spec.guard.locks import ADMISSION, RESIDENCY, Lock, LockDirectory
+from thor_spec.guard.members import Members
 
 GRACE_S = 25.0
 KILL_WAIT_S = 60.0
@@ -38,14 +40,17 @@ class Job:
         admission: Lock,
         owns_admission: bool,
         grace_s: float,
+        cgroup_path: str | None = None,
     ) -> None:
         self.identity = record
+        self.grace_s = grace_s
         self._shim = shim_process
         self._admission = admission
         self._owns_admission = owns_admission
-        self._grace_s = grace_s
+        # Our own child, unreaped: whatever its pid shows now is the shim.
+        process = processes.read(shim_process.pid)
+        self.members = Members(process or processes.NOBODY, cgroup_path)
         self._exit_status: int | None = None
-        self._known: dict[int, processes.Process] = {}
         self._census_at = 0.0
 
     @classmethod
@@ -63,41 +68,54 @@ class Job:
         url: str | None = None,
         grace_s: float = GRACE_S,
         wait: bool = False,
+        give_up: Callable[[], bool] = lambda: False,
         report: Callable[[Identity | None], None] | None = None,
-        find_orphans: Callable[[], Iterable[orphans.Orphan]] = orphans.find,
+        find_orphans: Callable[[], Iterable[orphans.Orphan]] | None = None,
+        preflight: Callable[[], None] = lambda: None,
     ) -> Self:
         """Start ``argv`` under a shim, with nothing on its stdin.
 
         Args:
-            env: the whole environment; None inherits ours.
+            env: the whole environment; None inherits ours. The mark of the job joins it.
             output: where stdout and stderr go: a file to append to, a descriptor, ``subprocess.PIPE``; None inherits.
             admission: held by the caller, who keeps it after the job; None takes it for the life of the job.
             grace_s: seconds between SIGTERM and SIGKILL, also when this process dies.
-            wait: wait for a running job to end instead of failing; ``report`` hears for whom.
+            wait: wait for a running job to end instead of failing, until ``give_up``; ``report`` hears for whom.
+            preflight: called once the device is ours and empty; it may raise, and nothing is started then.
 
         Raises: BusyError, naming the holder; OrphanError; LockPathError.
         """
         directory = locks or LockDirectory.find()
         log_file = str(output) if isinstance(output, Path) else None
-        known = {"uuid": str(uuid.uuid4()), "argv": tuple(argv), "title": title, "unit": unit, "url": url}
+        job_uuid = str(uuid.uuid4())
+        mark = marker.environment(job_uuid, directory.path)
+        environment = child_environment(mark) if env is None else {**env, **mark}
+        known = {"uuid": job_uuid, "argv": tuple(argv), "title": title, "unit": unit, "url": url}
         record = identity.of_process(os.getpid(), log_file=log_file, **known)
-        held = admission or directory.take(ADMISSION, wait=wait, report=report)
+        held = admission or directory.take(ADMISSION, wait=wait, give_up=give_up, report=report)
         try:
             held.verify()
             held.write(record)
-            residency = directory.take(RESIDENCY, wait=wait, report=report)
+            residency = directory.take(RESIDENCY, wait=wait, give_up=give_up, report=report)
+            leaf = None
             try:
-                orphans.refuse(find_orphans())
-                process = _start_shim(argv, residency.fd, env, cwd, output, grace_s)
+                orphans.refuse(orphans.find(directory.path) if find_orphans is None else find_orphans())
+                preflight()
+                leaf = cgroup.create(job_uuid)
+                process = _start_shim(argv, residency.fd, environment, cwd, output, grace_s, leaf)
                 with suppress(ProcessLookupError):
                     residency.write(identity.of_process(process.pid, log_file=log_file, **known))
+            except BaseException:
+                if leaf:
+                    cgroup.remove(leaf)
+                raise
             finally:
                 residency.close()  # the shim's copy keeps the lock
         except BaseException:
             if admission is None:
                 held.release()
             raise
-        return cls(process, record, admission=held, owns_admission=admission is None, grace_s=grace_s)
+        return cls(process, record, admission=held, owns_admission=admission is None, grace_s=grace_s, cgroup_path=leaf)
 
     @property
     def pid(self) -> int:
@@ -109,14 +127,18 @@ class Job:
         """The reading end, when ``output`` was ``subprocess.PIPE``."""
         return self._shim.stdout
 
-    def note(self, *, phase: str | None = None, url: str | None = None) -> None:
-        """Update the record that ``thor-spec status`` shows."""
-        self.identity = replace(self.identity, phase=phase or self.identity.phase, url=url or self.identity.url)
+    def note(self, **changes: Any) -> None:
+        """Update fields of the record that ``thor-spec status`` shows: ``phase``, ``url``, ``floor_bytes``, ..."""
+        self.identity = replace(self.identity, **changes)
         self._admission.write(self.identity)
+
+    def verify_lock(self) -> None:
+        """Check that the lock still excludes others. Raises: LockPathError, as ``Lock.verify`` does."""
+        self._admission.verify()
 
     def pids(self) -> tuple[int, ...]:
         """Return the live processes of the job, without the shim."""
-        return tuple(process.pid for process in self._members())
+        return tuple(process.pid for process in self._census())
 
     def poll(self) -> int | None:
         """Return the exit status of the command once no process of the job is left, else None; 128+n for a signal."""
@@ -124,11 +146,13 @@ class Job:
             code = self._shim.poll()
             if code is None:
                 if time.monotonic() >= self._census_at:
-                    self._members()
+                    self._census()
                 return None
             # An orderly shim leaves nobody. One that was killed itself leaves the job to us.
-            if not self._kill_members():
+            if not self.members.kill():
                 self._exit_status = code if code >= 0 else 128 - code
+                if self.members.cgroup:
+                    cgroup.remove(self.members.cgroup)
         return self._exit_status
 
     def wait(self, timeout_s: float | None = None) -> int | None:
@@ -157,7 +181,7 @@ class Job:
         Raises: StuckInKernelError, if a process survives; both locks stay held then.
         """
         self._signal(signal.SIGTERM)
-        deadline = time.monotonic() + (self._grace_s if grace_s is None else grace_s)
+        deadline = time.monotonic() + (self.grace_s if grace_s is None else grace_s)
         while self.poll() is None and time.monotonic() < deadline and not skip_grace():
             time.sleep(POLL_TICK_S)
         return self.kill(kill_wait_s=kill_wait_s)
@@ -170,10 +194,10 @@ class Job:
         self._signal(shim.KILL_NOW)
         self._signal(signal.SIGCONT)  # a stopped shim would reap nobody
         if self.poll() is None:
-            self._kill_members()  # not left to the shim alone: it may be slow when memory is short
+            self.members.kill()  # not left to the shim alone: it may be slow when memory is short
         code = self.wait(kill_wait_s)
         if code is None:
-            left = self._members() or [p for p in (processes.read(self.pid),) if p]
+            left = self._census() or [p for p in (processes.read(self.pid),) if p]
             named = ", ".join(f"pid {process.pid} ({process.name}, state {process.state})" for process in left)
             raise StuckInKernelError(
                 f"Still alive {kill_wait_s:g} s after SIGKILL: {named}. A process that SIGKILL cannot end waits inside "
@@ -198,24 +222,11 @@ class Job:
         with suppress(ProcessLookupError):
             self._shim.send_signal(signum)
 
-    def _kill_members(self) -> list[processes.Process]:
-        members = self._members()
-        for process in members:
-            with suppress(PermissionError):
-                processes.send(process, signal.SIGKILL)
-        return members
-
-    def _members(self) -> list[processes.Process]:
-        """Return the live processes of the job: below the shim, in its session, or seen there before."""
+    def _census(self) -> list[processes.Process]:
         if self._exit_status is not None:
             return []  # the shim's pid may be another process by now
-        found = {p.pid: p for p in processes.descendants(self.pid)} if self._shim.returncode is None else {}
-        # Once the shim is gone, the chain of parents is cut; its session and our last census are what remains.
-        found |= {p.pid: p for p in processes.snapshot() if p.sid == self.pid and p.pid != self.pid}
-        found |= {pid: process for pid, process in self._known.items() if processes.is_same(process)}
-        self._known = {pid: process for pid, process in found.items() if process.is_live}
         self._census_at = time.monotonic() + CENSUS_TICK_S
-        return list(self._known.values())
+        return self.members.census()
 
 
 def _start_shim(
@@ -225,8 +236,10 @@ def _start_shim(
     cwd: Path | None,
     output: Path | int | None,
     grace_s: float,
+    cgroup_path: str | None,
 ) -> subprocess.Popen[bytes]:
-    options = ("--lock-fd", str(lock_fd), "--parent", str(os.getpid()), "--grace", str(grace_s))
+    options = ["--lock-fd", str(lock_fd), "--parent", str(os.getpid()), "--grace", str(grace_s)]
+    options += ["--cgroup", cgroup_path] if cgroup_path else []
     # -P: a module in the working directory must not shadow the shim's own imports.
     command = [sys.executable, "-P", "-m", shim.__name__, *options, "--", *argv]
     opened = None

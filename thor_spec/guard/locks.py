@@ -99,12 +99,14 @@ class LockDirectory:
         record: Identity | None = None,
         *,
         wait: bool = False,
+        give_up: Callable[[], bool] = lambda: False,
         report: Callable[[Identity | None], None] | None = None,
     ) -> Lock:
         """Take one lock and write ``record`` into it.
 
         Args:
             wait: try until it is free instead of failing.
+            give_up: asked while waiting; True ends the wait as if there had been none.
             report: called with the holder, where it is known, whenever a wait finds a new one.
 
         Raises: BusyError, naming the holder; LockPathError.
@@ -120,7 +122,7 @@ class LockDirectory:
             except BlockingIOError:
                 holder = _holder(fd)
                 os.close(fd)
-                if not wait:
+                if not wait or give_up():
                     raise BusyError(_busy(name, holder)) from None
                 if report and (who := holder.uuid if holder else None) not in reported:
                     reported.add(who)

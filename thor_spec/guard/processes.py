@@ -5,7 +5,7 @@ Light to import, because the job shim starts with it. Source: proc_pid_stat(5), 
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 
@@ -23,6 +23,10 @@ class Process(NamedTuple):
     def is_live(self) -> bool:
         """Whether it can still run code; a zombie holds neither memory nor files."""
         return self.state not in "ZXx"
+
+
+NOBODY = Process(0, 0, 0, "X", 0, "")
+"""Stands for a process that cannot be seen: it never lives, and is never signalled."""
 
 
 def parse(stat: str) -> Process:
@@ -52,16 +56,38 @@ def snapshot() -> Iterator[Process]:
 
 def descendants(root: int) -> list[Process]:
     """Return all processes whose chain of parents reaches ``root``, without it, zombies included."""
+    return below(root, snapshot())
+
+
+def below(root: int, table: Iterable[Process]) -> list[Process]:
+    """Return those of a table whose chain of parents reaches ``root``, without it."""
     children: dict[int, list[Process]] = {}
-    for process in snapshot():
+    for process in table:
         children.setdefault(process.ppid, []).append(process)
     found: list[Process] = []
     queue = [root]
     while queue:
-        below = children.pop(queue.pop(), [])
-        found += below
-        queue += [process.pid for process in below]
+        born = children.pop(queue.pop(), [])
+        found += born
+        queue += [process.pid for process in born]
     return found
+
+
+def owner(pid: int) -> int | None:
+    """Return the user who runs a process, or None when it is gone."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+
+
+def pid_inside(pid: int) -> int:
+    """Return the pid by which a process knows itself, be it in a container; 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            return next((int(line.split()[-1]) for line in file if line.startswith("NSpid:")), pid)
+    except OSError:
+        return 0
 
 
 def is_same(process: Process) -> bool:
@@ -75,6 +101,8 @@ def send(process: Process, signum: int) -> bool:
 
     Raises: PermissionError, if it belongs to somebody else.
     """
+    if process.pid <= 0:  # no process, and to some calls a whole group
+        return False
     try:
         pidfd = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -99,6 +127,18 @@ def arguments(pid: int) -> list[str]:
     except OSError:
         return []
     return [part.decode(errors="replace") for part in line.rstrip(b"\0").split(b"\0")] if line else []
+
+
+def kernel_stack(pid: int) -> str:
+    """Return where a process waits inside the kernel: its stack where that may be read, else the function's name."""
+    for name in ("stack", "wchan"):
+        try:
+            with open(f"/proc/{pid}/{name}", encoding="ascii", errors="replace") as file:
+                if (text := file.read().strip()) not in ("", "0"):
+                    return text.replace("[<0>] ", "")
+        except OSError:
+            continue
+    return "unknown"
 
 
 def boot_id() -> str:

@@ -1,6 +1,6 @@
 """The job shim: holds the residency lock for as long as any process of the job lives.
 
-    python -m thor_spec.guard.shim --lock-fd N --parent PID --grace SECONDS -- COMMAND...
+    python -m thor_spec.guard.shim --lock-fd N --parent PID --grace SECONDS [--cgroup DIRECTORY] -- COMMAND...
 
 The launcher may die at any moment, and an engine started with multiprocessing "spawn" does not inherit descriptors, so
 neither can hold the lock. The shim can: as a subreaper it adopts every orphan below it, so that "no child left" means
@@ -20,7 +20,7 @@ import sys
 import time
 from contextlib import suppress
 
-from thor_spec.guard import processes
+from thor_spec.guard import cgroup, processes
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -34,6 +34,7 @@ SIGNALS = STOP_SIGNALS | {KILL_NOW, PARENT_DIED, signal.SIGCHLD}
 
 IDLE_TICK_S = 1.0
 KILL_TICK_S = 0.05
+OOM_SCORE = b"500"  # should the kernel choose a victim, let it be the engine
 KILL_PATIENCE_S = 5.0  # what survived SIGKILL for this long waits inside the kernel
 
 
@@ -43,8 +44,18 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
-def _spawn(command: list[str]) -> int:
-    """Start the command in a process group of its own and return its pid."""
+def _volunteer() -> None:
+    """Make this process the kernel's first choice when memory runs out; raising one's own score is always allowed."""
+    with suppress(OSError):
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, OOM_SCORE)
+        finally:
+            os.close(fd)
+
+
+def _spawn(command: list[str], cgroup_path: str | None) -> int:
+    """Start the command in a process group of its own, and in the job's cgroup if there is one; return its pid."""
     shim = os.getpid()
     if pid := os.fork():
         return pid
@@ -55,6 +66,9 @@ def _spawn(command: list[str]) -> int:
         if os.getppid() != shim:
             os._exit(128 + signal.SIGKILL)
         os.setpgid(0, 0)
+        if cgroup_path:
+            cgroup.enter(cgroup_path)
+        _volunteer()
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # the interpreter ignores them, and exec would keep that
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -102,7 +116,7 @@ def _tick_s(kill_at: float | None, now: float) -> float:
     return min(IDLE_TICK_S, max(KILL_TICK_S, kill_at - now))
 
 
-def supervise(command: list[str], *, lock_fd: int, parent: int, grace_s: float) -> int:
+def supervise(command: list[str], *, lock_fd: int, parent: int, grace_s: float, cgroup_path: str | None = None) -> int:
     """Run the command to the end of its last descendant and return its exit status; the lock stays held throughout."""
     with suppress(PermissionError):  # the launcher has made the session already
         os.setsid()
@@ -112,9 +126,11 @@ def supervise(command: list[str], *, lock_fd: int, parent: int, grace_s: float) 
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     _prctl(PR_SET_PDEATHSIG, PARENT_DIED)
     if os.getppid() != parent:
+        if cgroup_path:
+            cgroup.remove(cgroup_path)
         return 128 + signal.SIGTERM  # the launcher died before its death could be signalled
 
-    first = _spawn(command)
+    first = _spawn(command, cgroup_path)
     exit_status: int | None = None
     asked = 0
     kill_at: float | None = None  # set once the job is being stopped
@@ -124,6 +140,8 @@ def supervise(command: list[str], *, lock_fd: int, parent: int, grace_s: float) 
         children_left, code = _reap(first)
         exit_status = exit_status if code is None else code
         if not children_left:
+            if cgroup_path:
+                cgroup.remove(cgroup_path)
             return exit_status if exit_status is not None else 1
 
         asked += signum in STOP_SIGNALS
@@ -134,6 +152,8 @@ def supervise(command: list[str], *, lock_fd: int, parent: int, grace_s: float) 
         if kill_at is not None and (asked > 1 or signum == KILL_NOW):
             kill_at = min(kill_at, time.monotonic())
         if kill_at is not None and time.monotonic() >= kill_at:
+            if cgroup_path:
+                cgroup.kill(cgroup_path)
             _signal_all(signal.SIGKILL)
 
 
@@ -146,6 +166,7 @@ def main(arguments: list[str]) -> int:
         lock_fd=int(options["--lock-fd"]),
         parent=int(options["--parent"]),
         grace_s=float(options["--grace"]),
+        cgroup_path=options.get("--cgroup"),
     )
 
 

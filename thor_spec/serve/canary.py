@@ -4,34 +4,63 @@
 """
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from thor_spec.errors import CanaryError
+from thor_spec.errors import CanaryError, ConfigError
 from thor_spec.serve import metrics
 
 PROMPT = "def mean(values):\n    return"
 TOKENS = 16
 TOOL_CONTEXT = 1024  # a tool's description takes some hundred tokens of prompt
 TIMEOUT_S = 120.0
+LONG_TOKENS = 4096
 DRAFTS = "vllm:spec_decode_num_drafts_total"
-_UNITS = ("celsius", "fahrenheit")
-_TOOL = {
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+PROMPTS = (
+    PROMPT,
+    "The first thing to check when a machine does not start is",
+    "1, 1, 2, 3, 5, 8,",
+    '{"name": "Thor", "memory_gib":',
+    "Q: What is the capital of Norway?\nA:",
+    "# Shopping list\n\n- bread\n-",
+    "SELECT count(*) FROM",
+    "Il pleut sur",
+)
+_ZONES = ("UTC", "local")  # short: a byte-level tokenizer needs a step for nearly each letter of a call
+_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
-        "name": "get_temperature",
-        "description": "Current temperature at the sensor.",
+        "name": "time",
+        "description": "The time now.",
         "strict": True,
         "parameters": {
             "type": "object",
-            "properties": {"unit": {"type": "string", "enum": list(_UNITS)}},
-            "required": ["unit"],
+            "properties": {"zone": {"type": "string", "enum": list(_ZONES)}},
+            "required": ["zone"],
             "additionalProperties": False,
         },
     },
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canary:
+    """Which requests to send."""
+
+    speculating: bool
+    tools: bool
+    full: bool = False
+    """Also eight prompts at once, and a long one asked twice."""
+    context: int = 0
+    acceptance_floor: float | None = None
+    """Least tokens per verify step, averaged over the set; None asks for any draft at all."""
+    golden: Path | None = None
+    """JSON list of ``{"prompt": …, "text": …}``: greedy answers must begin with these texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,34 +72,121 @@ class Outcome:
     drafts: int
 
 
-def run(url: str, model: str, *, speculating: bool, tools: bool) -> Outcome:
-    """Send the canary set; the tool call only if ``tools``.
+def run(url: str, model: str, asked: Canary) -> Outcome:
+    """Send the canary set.
 
-    Raises: CanaryError, naming the request and what came back.
+    Raises: CanaryError, naming the request and what came back; ConfigError, if the golden answers cannot be read.
     """
+    golden = _read_golden(asked.golden) if asked.golden else []
+    checks = ["plain", "stream", "repeat"]
     with httpx.Client(base_url=url, timeout=TIMEOUT_S, verify=False) as client:  # plain HTTP: no certificates to load
         before = metrics.totals(_get(client, "/metrics"))
-        plain = _complete(client, model)
-        streamed = _stream(client, model)
-        if plain != streamed:
-            raise CanaryError(
-                f"One prompt, asked twice at temperature 0, gave different tokens ({plain} and {streamed}): the engine "
-                "is not deterministic or its state is corrupt. Try --draft none; if that passes, report the drafter."
-            )
-        checks = ["plain", "stream", "repeat"]
-        if tools:
-            _call_tool(client, model)
-            checks.append("tool call")
+        _ask_twice(client, model, tools=asked.tools)
+        checks += ["tool call"] * asked.tools
+        if asked.full:
+            _ask_many(client, model)
+            _ask_long(client, model, asked.context)
+            checks += ["batch", "long prompt"]
+        if golden:
+            _require_golden(client, model, golden)
+            checks.append("golden answers")
         text = _get(client, "/metrics")
-    drafts = int(metrics.totals(text).get(DRAFTS, 0) - before.get(DRAFTS, 0))
-    if speculating:
-        if drafts <= 0:
-            raise CanaryError(
-                f"The engine answers, but drafted nothing ({DRAFTS} did not move): speculation is configured and not "
-                "at work. See the log for a drafter that was dropped."
-            )
+    after = metrics.totals(text)
+    drafts, accepted = (int(after.get(name, 0) - before.get(name, 0)) for name in (DRAFTS, ACCEPTED))
+    if asked.speculating:
+        _require_speculation(drafts, accepted, asked.acceptance_floor)
         checks.append("speculation")
     return Outcome(checks=tuple(checks), kv=metrics.kv_capacity(text), drafts=drafts)
+
+
+def _ask_twice(client: httpx.Client, model: str, *, tools: bool) -> None:
+    """Ask one prompt twice, once streamed, with the tool call beside it."""
+    with ThreadPoolExecutor(1) as beside:
+        call = beside.submit(_call_tool, client, model) if tools else None
+        plain, streamed = _complete(client, model), _stream(client, model)
+        if call is not None:
+            call.result()
+            if plain != streamed:  # a neighbour in the batch may tip a near tie; alone, nothing may
+                plain, streamed = _complete(client, model), _stream(client, model)
+    _require_same("One prompt, asked twice at temperature 0,", plain, streamed)
+
+
+def _ask_many(client: httpx.Client, model: str) -> None:
+    """Ask all prompts at once."""
+    with ThreadPoolExecutor(len(PROMPTS)) as clients:
+        list(clients.map(lambda prompt: _complete(client, model, prompt), PROMPTS))
+
+
+def _ask_long(client: httpx.Client, model: str, context: int) -> None:
+    """Ask a prompt of many tokens twice: where prefixes are cached, the second answer comes from the cache."""
+    choice = _sent(client, "POST", "/v1/completions", _completion(model)).json()["choices"][0]
+    ids = choice["prompt_token_ids"]
+    length = min(LONG_TOKENS, context - TOKENS)
+    prompt = (ids * (length // len(ids) + 1))[:length]
+    first, again = _complete(client, model, prompt), _complete(client, model, prompt)
+    _require_same(f"A prompt of {length} tokens, asked twice at temperature 0,", first, again)
+
+
+def _require_same(what: str, first: list[int], again: list[int]) -> None:
+    if first != again:
+        raise CanaryError(
+            f"{what} gave different tokens ({first} and {again}): the engine is not deterministic or its state is "
+            "corrupt. Try --draft none; if that passes, report the drafter."
+        )
+
+
+def _require_speculation(drafts: int, accepted: int, floor: float | None) -> None:
+    if drafts <= 0:
+        raise CanaryError(
+            f"The engine answers, but drafted nothing ({DRAFTS} did not move): speculation is configured and not "
+            "at work. See the log for a drafter that was dropped."
+        )
+    length = 1 + accepted / drafts
+    if floor is not None and length < floor:
+        raise CanaryError(
+            f"{length:.2f} tokens come out of a verify step, below the floor of {floor:g}: the drafter does not fit "
+            "this target, or reads wrong features. Check --draft, or lower acceptance_floor."
+        )
+
+
+def _read_golden(path: Path) -> list[tuple[str, str]]:
+    try:
+        found = [(item["prompt"], item["text"]) for item in json.loads(path.read_text(encoding="utf-8"))]
+    except OSError as error:
+        raise ConfigError(f"The golden answers {path} cannot be read: {error.strerror}.") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f'The golden answers {path} must be a JSON list of {{"prompt": …, "text": …}}.') from error
+    if not found:
+        raise ConfigError(f"The golden answers {path} are empty. Leave the option out instead.")
+    return found
+
+
+def _require_golden(client: httpx.Client, model: str, golden: list[tuple[str, str]]) -> None:
+    for prompt, text in golden:
+        body = {**_completion(model, prompt), "max_tokens": len(text.encode())}  # a token has a byte at least
+        answer = _sent(client, "POST", "/v1/completions", body).json()["choices"][0]["text"]
+        if not answer.startswith(text):
+            raise CanaryError(
+                f"The golden answer to {prompt[:60]!r} is {text[:60]!r}, and the engine says {answer[:60]!r}: weights, "
+                "kernels or templates are not what they were. Make the answers anew only if that was meant."
+            )
+
+
+def probe(url: str, model: str, *, tokens: int, timeout_s: float) -> list[int]:
+    """Ask a serving engine for some tokens of plain text and return them. Raises: CanaryError."""
+    body = {**_completion(model), "max_tokens": tokens}
+    with httpx.Client(base_url=url, timeout=timeout_s, verify=False) as client:
+        answer = _sent(client, "POST", "/v1/completions", body)
+    try:
+        return list(answer.json()["choices"][0]["token_ids"])
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise CanaryError(f"The request was answered with {answer.text[:200]}. See the engine's log.") from error
+
+
+def repeats(tokens: list[int]) -> bool:
+    """Return whether the second half of ``tokens`` is one short piece over and over."""
+    half = tokens[len(tokens) // 2 :]
+    return any(half[:-size] == half[size:] for size in range(1, len(half) // 2))
 
 
 def _get(client: httpx.Client, path: str) -> str:
@@ -87,10 +203,10 @@ def _sent(client: httpx.Client, method: str, path: str, body: Any) -> httpx.Resp
     return response
 
 
-def _completion(model: str) -> dict[str, Any]:
+def _completion(model: str, prompt: str | list[int] = PROMPT) -> dict[str, Any]:
     return {
         "model": model,
-        "prompt": PROMPT,
+        "prompt": prompt,
         "max_tokens": TOKENS,
         "temperature": 0,
         "ignore_eos": True,
@@ -98,8 +214,8 @@ def _completion(model: str) -> dict[str, Any]:
     }
 
 
-def _complete(client: httpx.Client, model: str) -> list[int]:
-    choice = _sent(client, "POST", "/v1/completions", _completion(model)).json()["choices"][0]
+def _complete(client: httpx.Client, model: str, prompt: str | list[int] = PROMPT) -> list[int]:
+    choice = _sent(client, "POST", "/v1/completions", _completion(model, prompt)).json()["choices"][0]
     return _require_tokens("plain request", choice["token_ids"])
 
 
@@ -130,16 +246,16 @@ def _require_tokens(what: str, tokens: Any) -> list[int]:
 def _call_tool(client: httpx.Client, model: str) -> None:
     body = {
         "model": model,
-        "messages": [{"role": "user", "content": "How warm is it, in celsius?"}],
+        "messages": [{"role": "user", "content": "What time is it, UTC?"}],
         "tools": [_TOOL],
-        "tool_choice": {"type": "function", "function": {"name": "get_temperature"}},
+        "tool_choice": {"type": "function", "function": {"name": _TOOL["function"]["name"]}},
         "max_tokens": 128,  # a byte-level tokenizer needs most of them
         "temperature": 0,
     }
     message = _sent(client, "POST", "/v1/chat/completions", body).json()["choices"][0]["message"]
     try:
         arguments = json.loads(message["tool_calls"][0]["function"]["arguments"])
-        valid = arguments["unit"] in _UNITS
+        valid = arguments["zone"] in _ZONES
     except (KeyError, IndexError, TypeError, ValueError):
         valid = False
     if not valid:

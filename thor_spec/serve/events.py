@@ -2,11 +2,13 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from thor_spec.guard.identity import Identity
-from thor_spec.serve.metrics import KVCapacity
 from thor_spec.serve.phases import Phase
+
+if TYPE_CHECKING:
+    from thor_spec.serve.metrics import KVCapacity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +20,14 @@ class Ready:
     drafter: str | None
     draft_tokens: int
     context: int
-    kv: KVCapacity | None
+    kv: "KVCapacity | None"
     checks: tuple[str, ...]
     seconds: float
     """From the command to now."""
     pid: int
     log_file: Path
+    margin_bytes: int | None = None
+    """MemAvailable above the floor that the watchdog defends, with the engine loaded and warm."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields, JSON-ready."""
@@ -41,6 +45,9 @@ class Events(Protocol):
 
     def ready(self, ready: Ready) -> None:
         """The canary passed."""
+
+    def notice(self, line: str) -> None:
+        """Something that a person should know; the start or the engine goes on."""
 
     def stopping(self) -> None:
         """A stop was asked for."""

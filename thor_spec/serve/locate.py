@@ -5,10 +5,11 @@ from pathlib import Path
 
 from thor_spec.errors import ConfigError
 from thor_spec.nano import checkpoints as nano
+from thor_spec.nano import shipped
 
 
 def locate(name: str, note: Callable[[str], None] | None = None) -> Path:
-    """Return the folder of ``name``: a path, a bundled tiny model (made on first use), or a cached repository.
+    """Return the folder of ``name``: a path, a bundled model (tiny ones are made on first use), or a cached repository.
 
     Raises: ConfigError, when nothing local answers to the name.
     """
@@ -16,7 +17,11 @@ def locate(name: str, note: Callable[[str], None] | None = None) -> Path:
         if note and not nano.is_made(name):
             note(f"Making the bundled model {name}, once; this takes about half a minute.")
         return nano.ensure(name)
+    if folder := shipped.find(name):
+        return folder
     path = Path(name).expanduser()
+    if name in shipped.NAMES and not path.exists():
+        raise ConfigError(f"{name} did not come with this installation. docs/nano.md says how to train it.")
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
         return path
     from huggingface_hub import snapshot_download

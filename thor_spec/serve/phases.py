@@ -21,7 +21,7 @@ class Phase(StrEnum):
 _BEGINS = (
     (Phase.WEIGHTS, re.compile(r"Loading model from scratch|Starting to load model")),
     (Phase.PROFILE, re.compile(r"Model loading took")),
-    (Phase.COMPILE, re.compile(r"Dynamo bytecode transform time|Compiling a graph for")),
+    (Phase.COMPILE, re.compile(r"Dynamo bytecode transform time|Compiling a graph for|Autotuning process starts")),
     (Phase.CAPTURE, re.compile(r"Capturing CUDA graphs")),
     (Phase.SERVER, re.compile(r"init engine \(profile")),
 )

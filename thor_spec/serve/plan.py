@@ -13,6 +13,7 @@ from thor_spec.config import DEFAULT_DRAFT_TOKENS, Resolved
 from thor_spec.dflash.drafter import Drafter
 from thor_spec.errors import ConfigError
 from thor_spec.nano import checkpoints as nano
+from thor_spec.nano import shipped
 from thor_spec.serve import passthrough
 from thor_spec.serve.checkpoint import Checkpoint, open_checkpoint
 from thor_spec.serve.locate import locate
@@ -52,6 +53,11 @@ class Plan:
         host = self.resolved.config.host
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
         return f"http://{host}:{self.resolved.config.port}"
+
+    @property
+    def full_canary(self) -> bool:
+        """Whether READY waits for the full canary set: on a GPU, if nothing else was said."""
+        return (self.resolved.config.canary or ("full" if has_gpu_build() else "quick")) == "full"
 
     def as_dict(self) -> dict[str, Any]:
         """Return what would be started, JSON-ready."""
@@ -113,7 +119,7 @@ def _drafter(
     resolved: Resolved, target: Checkpoint, note: Callable[[str], None] | None
 ) -> tuple[Checkpoint | None, int]:
     config = resolved.config
-    name = config.draft or nano.PAIRS.get(config.model, "none")
+    name = config.draft or nano.PAIRS.get(config.model) or shipped.drafter_of(config.model) or "none"
     if name == "none":
         if config.draft_tokens is not None:
             raise ConfigError(

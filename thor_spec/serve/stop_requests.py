@@ -1,4 +1,7 @@
-"""Signals that ask the launcher to end: the first stops the job, the second skips the grace, more change nothing."""
+"""Signals that ask the launcher to end: the first stops the job, the second skips the grace, more change nothing.
+
+The end of the terminal (SIGHUP) counts, unless the launcher was detached from it: `nohup` has it ignored.
+"""
 
 import signal
 from types import FrameType, TracebackType
@@ -24,7 +27,8 @@ class StopRequests:
         return self.count > 1
 
     def __enter__(self) -> Self:
-        self._previous = {signum: signal.signal(signum, self._handle) for signum in SIGNALS}
+        wanted = [s for s in SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
+        self._previous = {signum: signal.signal(signum, self._handle) for signum in wanted}
         return self
 
     def __exit__(

@@ -1,201 +1,145 @@
 """Start an engine, watch it to READY and beyond, and leave nothing behind."""
 
-import http.client
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from thor_spec import env
-from thor_spec.errors import EngineDeadError, EngineStartError, LockPathError, PlatformError, with_exit_code
-from thor_spec.guard.job import Job
-from thor_spec.guard.locks import ADMISSION, LockDirectory
-from thor_spec.serve import address, failure, log
-from thor_spec.serve.events import Events, Ready
-from thor_spec.serve.phases import Phase, phase_begun
+from thor_spec.errors import BusyError, LockPathError, StalledError
+from thor_spec.guard.guarded import GuardedJob, Settings
+from thor_spec.guard.locks import ADMISSION, Lock, LockDirectory
+from thor_spec.guard.notify import Notifier
+from thor_spec.serve import address, dump, history, log
+from thor_spec.serve.engine import Engine
+from thor_spec.serve.events import Events
 from thor_spec.serve.plan import Plan
+from thor_spec.serve.service_events import ServiceEvents
 from thor_spec.serve.stop_requests import StopRequests
-from thor_spec.vllm_plugin import receipt
+from thor_spec.vllm_plugin import seam
 
-if TYPE_CHECKING:
-    from thor_spec.serve.canary import Outcome
-
-POLL_S = 0.1
-SERVING_POLL_S = 0.5  # the engine needs the cores now
-HEALTH_TIMEOUT_S = 2.0
 GRACE_S = 20.0  # a stop must be through within 30 s
+RESTARTS = 1
 
 
-def serve(plan: Plan, events: Events, *, clock: Callable[[], float] = time.monotonic) -> None:
+def serve(
+    plan: Plan,
+    events: Events,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    settings: Settings | None = None,
+    notifier: Notifier | None = None,
+) -> None:
     """Run the plan until a signal asks to stop; returns then, with the job gone and the locks free.
 
-    Raises: BusyError, OrphanError, LockPathError; ConfigError (address, log file); PlatformError (the plugin is not at
-        work in the engine); EngineStartError; CanaryError; EngineDeadError; StuckInKernelError.
+    Args:
+        clock: of deadlines and liveness rules, in seconds. The memory watchdog has its own.
+        settings: how the job is guarded; the plan's memory floor wins over it.
+        notifier: the service manager; None takes the one that started this process, if one did.
+
+    Raises: BusyError, OrphanError, LockPathError; CapacityError; ConfigError (address, log file); PlatformError (the
+        plugin is not at work in the engine); EngineStartError; StartDeadlineError; CanaryError; EngineDeadError;
+        StalledError, after one restart; MemoryGuardError; GuardFailureError; StuckInKernelError;
+        MemoryNotReturnedError.
     """
     began = clock()
     config = plan.resolved.config
+    settings = settings or Settings()
+    if config.memory_floor is not None:
+        settings = replace(settings, floor_bytes=config.memory_floor)
+    told = ServiceEvents(events, notifier or Notifier.from_environment())
     with StopRequests() as stop:
-        admission = LockDirectory.find().take(ADMISSION, wait=config.wait, report=events.waiting)
+        try:
+            locks = LockDirectory.find()
+            admission = locks.take(ADMISSION, wait=config.wait, give_up=lambda: stop.any, report=told.waiting)
+        except BusyError:
+            if stop.any:
+                return  # asked to stop while it waited
+            raise
         try:
             address.require_free(config.host, config.port)
-            log_file = log.open_path(config.log_file)
-            tail = log.Tail(log_file)
-            with _receipts_folder() as receipts:
-                environment = env.child_environment({**plan.environment, env.RECEIPTS_VARIABLE: str(receipts)})
-                with Job.start(
-                    plan.argv,
-                    env=environment,
-                    output=log_file,
-                    admission=admission,
-                    title=f"serve {config.model}",
-                    url=plan.url,
-                    grace_s=GRACE_S,
-                ) as job:
-                    run = _Run(plan, job, tail, receipts, events, stop)
-                    outcome = run.to_ready()
-                    if outcome is not None:
-                        events.ready(run.ready(outcome, clock() - began, log_file))
-                        run.to_end()
-                    if stop.any:
-                        events.stopping()
-                        job.stop(skip_grace=stop.urgent)
+            service = _Service(plan, told, stop, admission, log.open_path(config.log_file), clock, settings)
+            for restarts_left in range(RESTARTS, -1, -1):
+                try:
+                    service.run(began, may_restart=restarts_left > 0)
+                    return
+                except StalledError as error:
+                    if not restarts_left or stop.any:
+                        raise
+                    told.notice(f"{error} It was stopped, and is started again, once.")
+                    began = clock()
         finally:
             admission.release()
 
 
-class _Run:
-    """One engine between its start and its end."""
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """What stays the same when an engine is started again."""
 
-    def __init__(
-        self, plan: Plan, job: Job, tail: log.Tail, receipts: Path, events: Events, stop: StopRequests
-    ) -> None:
-        self._plan = plan
-        self._job = job
-        self._tail = tail
-        self._receipts = receipts
-        self._events = events
-        self._stop = stop
-        self._phase = Phase.START
-        events.phase(Phase.START)
+    plan: Plan
+    events: ServiceEvents
+    stop: StopRequests
+    admission: Lock
+    log_file: Path
+    clock: Callable[[], float]
+    settings: Settings
 
-    def to_ready(self) -> "Outcome | None":
-        """Watch the start and run the canary; None when a stop was asked for meanwhile."""
-        # Imported while the engine loads, not when it is up: the HTTP client and the parser take a third of a second.
-        from thor_spec.serve import canary  # noqa: F401
-
-        while not self._healthy():
-            if self._stop.any:
-                return None
-            self._require_alive(EngineStartError, "before it was ready")
-            self._read_phases()
-            self._job.wait(POLL_S)
-        self._read_phases()
-        self._require_plugin()
-        self._enter(Phase.CANARY)
-        return self._canary()
-
-    def to_end(self) -> None:
-        """Watch a ready engine until a stop is asked for. Raises: EngineDeadError."""
-        self._enter(Phase.READY)
-        while not self._stop.any:
-            self._require_alive(EngineDeadError, "while it was serving")
-            self._job.wait(SERVING_POLL_S)
-
-    def ready(self, outcome: "Outcome", seconds: float, log_file: Path) -> Ready:
-        """Return what READY reports."""
-        plan = self._plan
-        return Ready(
-            url=plan.url,
-            model=plan.resolved.config.model,
-            drafter=plan.drafter.name if plan.drafter else None,
-            draft_tokens=plan.draft_tokens,
-            context=plan.context,
-            kv=outcome.kv,
-            checks=outcome.checks,
-            seconds=round(seconds, 2),
-            pid=self._job.pid,
-            log_file=log_file,
-        )
-
-    def _read_phases(self) -> None:
-        for line in self._tail.new_lines():
-            if begun := phase_begun(line, self._phase):
-                self._enter(begun)
-
-    def _enter(self, phase: Phase) -> None:
-        self._phase = phase
-        self._job.note(phase=phase)
-        self._events.phase(phase)
-
-    def _healthy(self) -> bool:
-        address = urlsplit(self._plan.url)
-        connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=HEALTH_TIMEOUT_S)
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == http.HTTPStatus.OK
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
-
-    def _require_alive(self, error: type[EngineStartError | EngineDeadError], when: str) -> None:
-        self._require_no_failed_receipt()
-        if (code := self._job.poll()) is None:
-            return
-        self._require_no_failed_receipt()
-        odd = failure.first_odd_line(self._tail.all_lines()) or "its log shows no error"
-        raise error(f"The engine ended {when} (status {code}): {odd}\nSee {self._job.identity.log_file}.")
-
-    def _require_no_failed_receipt(self) -> None:
-        for found in receipt.collect(self._receipts):
-            if found.state == "failed":
-                raise with_exit_code(found.exit_code)(found.error)
-
-    def _require_plugin(self) -> None:
-        mine = set(self._job.pids())
-        if not any(found.state == "engine" and found.pid in mine for found in receipt.collect(self._receipts)):
-            raise PlatformError(
-                "vLLM started without the thor_spec plugin in its engine process, so nothing that thor-spec promises "
-                f"would hold. See {self._job.identity.log_file} for 'Failed to load plugin', or reinstall thor-spec "
-                "into the environment that runs vLLM."
-            )
-
-    def _canary(self) -> "Outcome | None":
-        from thor_spec.serve import canary
-
-        plan = self._plan
-        answer: Future[Outcome] = Future()
-
-        def ask() -> None:
-            try:
-                outcome = canary.run(
-                    plan.url,
-                    plan.resolved.config.model,
-                    speculating=plan.drafter is not None,
-                    tools=plan.target.has_chat_template and plan.context >= canary.TOOL_CONTEXT,
+    def run(self, began: float, *, may_restart: bool) -> None:
+        """Run one engine, from its start to its end."""
+        plan = self.plan
+        tail = log.Tail(self.log_file)
+        start = history.key(plan.argv, seam.version() or "")
+        with _receipts_folder() as receipts:
+            environment = env.child_environment({**plan.environment, env.RECEIPTS_VARIABLE: str(receipts)})
+            with GuardedJob.start(
+                plan.argv,
+                settings=self.settings,
+                notice=self.events.notice,
+                env=environment,
+                output=self.log_file,
+                admission=self.admission,
+                title=f"serve {plan.resolved.config.model}",
+                url=plan.url,
+                grace_s=GRACE_S,
+            ) as guarded:
+                engine = Engine(
+                    plan,
+                    guarded,
+                    log_file=self.log_file,
+                    tail=tail,
+                    receipts=receipts,
+                    events=self.events,
+                    stop=self.stop,
+                    clock=self.clock,
+                    cached=history.was_ready(env.state_dir(), start),
                 )
-            except BaseException as error:  # noqa: BLE001  # raised again where the answer is read
-                answer.set_exception(error)
-            else:
-                answer.set_result(outcome)
+                again = False
+                try:
+                    outcome = engine.to_ready()
+                    if outcome is not None:
+                        history.remember(env.state_dir(), start)
+                        self.events.ready(engine.ready(outcome, self.clock() - began))
+                        engine.to_end()
+                except StalledError as error:
+                    again = may_restart and not self.stop.any
+                    raise StalledError(f"{error}{_dump(guarded, self.log_file, str(error))}") from error
+                finally:
+                    self.events.ending(again=again)
+                if self.stop.any:
+                    self.events.stopping()
+                    guarded.stop(skip_grace=self.stop.urgent)
 
-        # In a thread of its own, so that a stop or a dead engine is seen at once; it ends with its connections.
-        threading.Thread(target=ask, name="canary", daemon=True).start()
-        while not answer.done():
-            if self._stop.any:
-                return None
-            self._require_alive(EngineStartError, "during the canary")
-            wait([answer], POLL_S)
-        if answer.exception() is not None:
-            self._job.wait(2 * POLL_S)  # an engine that died tells more than the request that noticed
-            self._require_alive(EngineStartError, "during the canary")
-        return answer.result()
+
+def _dump(guarded: GuardedJob, log_file: Path, reason: str) -> str:
+    """Keep what the stalled engine shows, and return where to find it."""
+    try:
+        guarded.dump = dump.take(env.state_dir(), guarded.job.pids(), log_file, reason=reason)
+    except OSError as error:
+        return f" No dump could be written ({error.strerror}); see {log_file}."
+    return f" Its stacks and logs are in {guarded.dump}."
 
 
 @contextmanager

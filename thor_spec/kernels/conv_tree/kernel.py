@@ -6,7 +6,7 @@ import triton.language as tl
 
 from thor_spec import env
 from thor_spec.errors import ConfigError
-from thor_spec.kernels.rounding import rounded
+from thor_spec.kernels.rounding.kernel import rounded
 
 BLOCK = 256
 MAX_TAPS = 8  # a node's ancestors are found one by one

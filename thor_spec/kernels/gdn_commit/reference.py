@@ -40,7 +40,7 @@ def gdn_commit(
         if record.pending is not None:
             first = int(record.pending[rec])
         nodes = range(int(accepted[r])) if path is None else path[r, : int(accepted[r])].tolist()
-        rows = [*range(first), *(first + node for node in nodes)]
+        rows = record.ring(rec, [*range(first), *(first + node for node in nodes)])
         if rows:
             state[slot] = advance(state[slot].to(real), record, rec, rows).to(state.dtype)
 
@@ -52,34 +52,40 @@ def gdn_compact(
     path: torch.Tensor,
     accepted: torch.Tensor,
 ) -> None:
-    """Move the rows of an accepted path behind the rows that stay pending.
+    """Close the gaps between the rows of an accepted path, right behind the rows that were pending.
 
-    Those are none if the verification just flushed them. Must run before ``gdn_advance``. A chain needs it only
-    because of flushes; its rows then move as one piece.
+    For trees with deferred commits, before ``gdn_advance``. A chain's accepted rows have no gaps.
     """
-    if record.pending is None or record.flush is None:
+    if record.pending is None:
         return
     for r, slot in enumerate(state_indices.tolist()):
         if slot <= 0:
             continue
         rec = int(record_indices[r])
         first = int(record.pending[rec])
-        kept = 0 if record.flush[rec] else first
-        source = [first + node for node in path[r, : int(accepted[r])].tolist()]
+        nodes = path[r, : int(accepted[r])].tolist()
+        source = record.ring(rec, (first + node for node in nodes))
+        target = record.ring(rec, range(first, first + len(nodes)))
         for tensor in (record.k, record.k_scale, record.u, record.log_decay):
-            tensor[rec, kept : kept + len(source)] = tensor[rec, source].clone()
+            tensor[rec, target] = tensor[rec, source].clone()
 
 
 def gdn_advance(
     record: Record, state_indices: torch.Tensor, record_indices: torch.Tensor, accepted: torch.Tensor, *, period: int
 ) -> None:
-    """Count the accepted rows as pending, and ask for a flush from ``period`` pending rows on (1: at every step)."""
-    if record.pending is None or record.flush is None:
+    """Count the accepted rows as pending, and ask for a flush from ``period`` pending rows on (1: at every step).
+
+    Rows that the verification just flushed are pending no more: the ring's start moves past them.
+    """
+    if record.pending is None or record.flush is None or record.start is None:
         return
     for r, slot in enumerate(state_indices.tolist()):
         if slot <= 0:
             continue
         rec = int(record_indices[r])
-        kept = 0 if record.flush[rec] else int(record.pending[rec])
+        kept = int(record.pending[rec])
+        if record.flush[rec]:
+            record.start[rec] = (int(record.start[rec]) + kept) % record.rows
+            kept = 0
         record.pending[rec] = kept + int(accepted[r])
         record.flush[rec] = int(record.pending[rec] >= period)

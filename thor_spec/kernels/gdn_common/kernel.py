@@ -24,8 +24,15 @@ def lowest_node(mask):
 
 
 @triton.jit
+def wrap(offset, rows):
+    """Return the row of a ring at ``offset`` from its beginning, for offsets below two rounds."""
+    return tl.where(offset >= rows, offset - rows, offset)
+
+
+@triton.jit
 def load_row(row, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
-             H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PER_CHANNEL: tl.constexpr):  # fmt: skip
+             H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+             PER_CHANNEL: tl.constexpr):  # fmt: skip
     """Return normalized key [BK], pseudo-value [BV] and decay factor (scalar or [BK]) of a record row."""
     k = tl.load(rec_k + (row * H + i_h) * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
     k = k * tl.load(rec_scale + row * H + i_h)
@@ -48,23 +55,25 @@ def decay(h, alpha, PER_CHANNEL: tl.constexpr):
 
 
 @triton.jit
-def fold_rows(h, first, count, path, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
+def fold_rows(h, slab, rows, offset, count, path, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
               H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
               PER_CHANNEL: tl.constexpr, BY_PATH: tl.constexpr):  # fmt: skip
-    """Return the state after ``count`` rows, one by one: those from ``first`` on, or ``first + path[i]``.
+    """Return the state after ``count`` rows, one by one: those from ``offset`` on, or ``offset + path[i]``.
 
     The next row is loaded before the current one is used, so that a step costs arithmetic, not latency.
     """
     if count > 0:
-        row = first
+        at = offset
         if BY_PATH:
-            row = first + tl.load(path)
+            at = offset + tl.load(path)
+        row = slab + wrap(at, rows)
         k, u, alpha = load_row(row, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v, H, HV, K, V, PER_CHANNEL)
         for i in range(count):
             ahead = tl.minimum(i + 1, count - 1)
-            row = first + ahead
+            at = offset + ahead
             if BY_PATH:
-                row = first + tl.load(path + ahead)
+                at = offset + tl.load(path + ahead)
+            row = slab + wrap(at, rows)
             k_next, u_next, alpha_next = load_row(
                 row, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v, H, HV, K, V, PER_CHANNEL
             )
@@ -75,7 +84,7 @@ def fold_rows(h, first, count, path, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, 
 
 @triton.jit
 def _dot(x, y, acc, WIDEN: tl.constexpr):
-    """Return ``acc + x @ y`` for bfloat16 operands. The interpreter cannot multiply those (WIDEN); widening is exact."""
+    """Return ``acc + x @ y`` for bfloat16 operands. The interpreter must widen them (WIDEN), which is exact."""
     if WIDEN:
         z = tl.dot(x.to(tl.float32), y.to(tl.float32), acc=acc, input_precision="ieee")
     else:
@@ -131,7 +140,7 @@ def dot_of_inputs(x, y, WIDEN: tl.constexpr):
 
 
 @triton.jit
-def fold_rows_by_product(h, first, count, path, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
+def fold_rows_by_product(h, slab, rows, offset, count, path, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
                          H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
                          BY_PATH: tl.constexpr, WIDEN: tl.constexpr):  # fmt: skip
     """Return the state after ``count`` rows, sixteen at a time, as one product each.
@@ -141,16 +150,20 @@ def fold_rows_by_product(h, first, count, path, rec_k, rec_scale, rec_u, rec_g, 
     """
     o_i = tl.arange(0, 16)
     for start in range(0, count, 16):
-        at = start + o_i
-        there = at < count
-        row = first + at
+        there = start + o_i < count
+        at = offset + start + o_i
         if BY_PATH:
-            row = first + tl.load(path + at, mask=there, other=0)
+            at = offset + tl.load(path + start + o_i, mask=there, other=0)
+        row = slab + wrap(at, rows)
         g = tl.load(rec_g + row * HV + i_hv, mask=there, other=0.0)
         after = tl.sum(tl.where(o_i[None, :] > o_i[:, None], g[None, :], 0.0), axis=1)
         scale = tl.load(rec_scale + row * H + i_h, mask=there, other=0.0)
-        k = tl.load(rec_k + (row[:, None] * H + i_h) * K + o_k[None, :], mask=there[:, None] & (o_k < K)[None, :], other=0.0)
-        u = tl.load(rec_u + (row[None, :] * HV + i_hv) * V + o_v[:, None], mask=there[None, :] & (o_v < V)[:, None], other=0.0)
+        k = tl.load(
+            rec_k + (row[:, None] * H + i_h) * K + o_k[None, :], mask=there[:, None] & (o_k < K)[None, :], other=0.0
+        )
+        u = tl.load(
+            rec_u + (row[None, :] * HV + i_hv) * V + o_v[:, None], mask=there[None, :] & (o_v < V)[:, None], other=0.0
+        )
         h = h * tl.exp(tl.sum(g, axis=0))
         h = dot_exact(u * (tl.exp(after) * scale)[None, :], k, h, 3, WIDEN)
     return h

@@ -3,6 +3,7 @@
 Shapes: S request slots, C rows per slot, H key heads, HV value heads, K key dim, V value dim.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,10 @@ from thor_spec.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """Persistent buffers of one layer, by request slot. Rows ``0..pending`` are accepted and not yet in the state.
+    """Persistent buffers of one layer, by request slot.
+
+    With deferred commits the rows of a slot are a ring: from row ``start`` on, ``pending`` rows are accepted and not
+    yet in the state, and the next verification writes behind them. So a chain's accepted rows never move.
 
     A state advances over a row as ``S = exp(log_decay) * S + u (k * k_scale)^T``, whichever variant wrote the row.
     """
@@ -25,6 +29,8 @@ class Record:
     """Pseudo-values: what the delta rule adds along the normalized key [S, C, HV, V], float32."""
     log_decay: torch.Tensor
     """[S, C, HV], or [S, C, HV, K] where every channel decays by itself; float32."""
+    start: torch.Tensor | None = None
+    """Row of the first pending token [S], int32."""
     pending: torch.Tensor | None = None
     """Accepted rows that the state does not contain yet [S], int32; None: the state always contains them."""
     flush: torch.Tensor | None = None
@@ -67,6 +73,7 @@ class Record:
             k_scale=new(rows, heads),
             u=new(rows, value_heads, value_dim),
             log_decay=new(*decay),
+            start=counters() if deferred else None,
             pending=counters() if deferred else None,
             flush=counters() if deferred else None,
         )
@@ -77,12 +84,12 @@ class Record:
             self.k.shape[:2] == (slots, rows)
             and self.k_scale.shape == self.k.shape[:3]
             and self.log_decay.shape[:3] == (slots, rows, value_heads)
-            and (self.pending is None) == (self.flush is None)
+            and (self.pending is None) == (self.flush is None) == (self.start is None)
         )
         if not fits:
             raise ConfigError(
                 f"The record's buffers disagree: k {tuple(self.k.shape)}, k_scale {tuple(self.k_scale.shape)}, "
-                f"u {tuple(self.u.shape)}, log_decay {tuple(self.log_decay.shape)}, pending and flush both or neither. "
+                f"u {tuple(self.u.shape)}, log_decay {tuple(self.log_decay.shape)}; start, pending, flush all or none. "
                 "Use Record.allocate."
             )
         if not all(t.is_contiguous() for t in (self.k, self.k_scale, self.u, self.log_decay)):
@@ -91,12 +98,17 @@ class Record:
     @property
     def rows(self) -> int:
         """Rows per request slot."""
-        return self.u.shape[1]
+        return int(self.u.shape[1])
+
+    def ring(self, rec: int, offsets: Iterable[int]) -> list[int]:
+        """Return the rows at ``offsets`` from a slot's first pending one."""
+        first = 0 if self.start is None else int(self.start[rec])
+        return [(first + offset) % self.rows for offset in offsets]
 
     @property
     def per_channel(self) -> bool:
         """Whether every channel of a key decays by itself."""
-        return self.log_decay.dim() == 4
+        return bool(self.log_decay.dim() == 4)
 
     @property
     def bytes_per_slot(self) -> int:
@@ -111,7 +123,7 @@ def rows_needed(nodes: int, *, path: int, period: int | None = None) -> int:
         path: nodes on the longest path that can be accepted (``nodes`` for a chain).
         period: accepted tokens after which the state is written; None: each step commits on its own.
 
-    New rows go behind the pending ones even when those are written to the state in the same launch, since other
+    New rows never take the place of pending ones, even when those are written to the state in the same launch: other
     programs may still be reading them.
     """
     if not 1 <= path <= nodes or (period is not None and period < 1):

@@ -47,14 +47,15 @@ def gdn_verify(
             once: faster from a few nodes on, with float32 rounding of its own. Per-channel decay is ``replay`` only:
             there ``D`` depends on the channel, and the product form ``(k exp(gamma)) (k exp(-gamma))`` that would
             bring it back to a product of matrices overflows for strong decays.
-        width: most nodes of a request, at most 64; None: ``paths``' width, or the record's rows for chains. A smaller
-            width compiles a smaller kernel.
+        width: most nodes of a request, at most 64; None: ``paths``' width, or what the record holds for chains. Up to
+            16 a smaller kernel serves.
         tiles: launch geometry; None: the table in ``tiles.py``.
     """
     heads, key_dim = k.shape[1:]
     value_heads, value_dim = v.shape[1:]
     requests = state_indices.numel()
-    width = (record.rows if paths is None else paths.masks.shape[1]) if width is None else width
+    if width is None:
+        width = min(MAX_NODES, record.rows) if paths is None else paths.masks.shape[1]
     deferred = record.pending is not None
     check_state(state, value_heads, value_dim, key_dim)
     check_record(record, state, heads, key_dim, k.dtype)
@@ -69,19 +70,27 @@ def gdn_verify(
         "state_indices": state_indices, "cu_nodes": cu_nodes,
         "masks": None if paths is None else paths.masks, "leaves": None if paths is None else paths.leaves,
         "rec_k": record.k, "rec_scale": record.k_scale, "rec_u": record.u, "rec_g": record.log_decay,
-        "pending": record.pending, "flush": record.flush, "record_indices": record_indices,
+        "start_row": record.start, "pending": record.pending, "flush": record.flush, "record_indices": record_indices,
         "scale": key_dim**-0.5 if scale is None else scale,
-        "Q_STRIDE": q.stride(0), "K_STRIDE": k.stride(0), "V_STRIDE": v.stride(0), "STATE_STRIDE": state.stride(0),
+        "q_stride": q.stride(0), "k_stride": k.stride(0), "v_stride": v.stride(0), "STATE_STRIDE": state.stride(0),
         "H": heads, "HV": value_heads, "K": key_dim, "V": value_dim,
-        "WIDTH": width if paths is None else paths.masks.shape[1], "ROWS": record.rows,
+        "width": width if paths is None else paths.masks.shape[1], "rows": record.rows,
         "CHAIN": paths is None, "DEFERRED": deferred, "DELTA": delta, "HAS_BETA": b is not None, "L2_NORM": l2_norm,
     }  # fmt: skip
     if variant == "replay":
         tiles = tiles or replay_tiles(
-            heads=states, value_dim=value_dim, tree=paths is not None, deferred=deferred, sms=sms
+            heads=states,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            state=state.dtype,
+            tree=paths is not None,
+            deferred=deferred,
+            sms=sms,
         )
         if deferred and tiles.walkers > 1:
-            raise ConfigError("Several walkers would read a state that one of them is writing: with deferred commits use one.")
+            raise ConfigError(
+                "Several walkers would read a state that one of them is writing: with deferred commits use one."
+            )
         split = triton.cdiv(value_dim, tiles.block_v)
         replay[(split * tiles.walkers, value_heads, requests)](
             **common, BK=triton.next_power_of_2(key_dim), BV=tiles.block_v, WALKERS=tiles.walkers,
@@ -113,17 +122,21 @@ def _check_inputs(
     tokens, heads, key_dim = k.shape
     if q.shape != k.shape or q.dtype != k.dtype or v.shape[0] != tokens or v.shape[1] % heads:
         raise ConfigError(
-            f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} must have the same tokens, q and k the same "
-            "heads and dtype, and v a multiple of their heads."
+            f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} must have the same tokens, q and k the "
+            "same heads and dtype, and v a multiple of their heads."
         )
     if any(x.stride()[1:] != (x.shape[2], 1) for x in (q, k, v)):
         raise ConfigError("Only the first dimension of q, k and v may be strided: heads and channels must be adjacent.")
     decay_shape = (tokens, v.shape[1], key_dim) if record.per_channel else (tokens, v.shape[1])
-    if a.shape != decay_shape or not a.is_contiguous() or (b is not None and (b.shape != v.shape[:2] or not b.is_contiguous())):
+    if (
+        a.shape != decay_shape
+        or not a.is_contiguous()
+        or (b is not None and (b.shape != v.shape[:2] or not b.is_contiguous()))
+    ):
         raise ConfigError(f"a must be contiguous {decay_shape} and b contiguous {tuple(v.shape[:2])}.")
     if cu_nodes.numel() != requests + 1 or (paths is not None and paths.masks.shape[0] < requests):
         raise ConfigError(f"{requests} state indices need {requests + 1} entries of cu_nodes and {requests} trees.")
     if width > min(MAX_NODES, record.rows) or (paths is not None and width < paths.masks.shape[1]):
         raise ConfigError(
-            f"width={width} must be at most {MAX_NODES} and the record's {record.rows} rows, and no less than the trees'."
+            f"width={width} must be at most {MAX_NODES} and the record's {record.rows} rows, and at least the trees'."
         )

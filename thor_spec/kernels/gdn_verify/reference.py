@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from thor_spec.kernels.gdn_common.record import Record
-from thor_spec.kernels.tree_paths.reference import TreePaths
+from thor_spec.kernels.tree_paths.reference import MAX_NODES, TreePaths
 
 L2_EPSILON = 1e-6
 SOFTPLUS_THRESHOLD = 20.0
@@ -59,7 +59,7 @@ def gdn_verify(
             written only by a flush (below).
         state_indices: [R]; a value <= 0 marks a padding row, for which nothing is read or written.
         cu_nodes: [R + 1], first node of each request; more than W nodes count as W, the others are not computed.
-        record: gets one row per node behind the pending ones. With pending rows, the committed state is ``state``
+        record: gets one row per node, behind the pending ones. With pending rows, the committed state is ``state``
             advanced over them; where ``record.flush`` is set, it is also written to ``state``, once.
         record_indices: request slot of each row [R].
         paths: None for chains; then W is what the record holds.
@@ -73,8 +73,8 @@ def gdn_verify(
     Source: arXiv:2412.06464 (gated delta rule), arXiv:2608.20961 (trees), arXiv:2505.14969 (``delta=False``).
     """
     heads, key_dim = k.shape[1:]
-    value_heads, value_dim = v.shape[1:]
-    width = record.rows if paths is None else paths.masks.shape[1]
+    value_heads = v.shape[1]
+    width = min(MAX_NODES, record.rows) if paths is None else paths.masks.shape[1]
     real = torch.float64 if state.dtype == torch.float64 else torch.float32
     scale = key_dim**-0.5 if scale is None else scale
     out = q.new_empty(v.shape) if out is None else out
@@ -87,7 +87,7 @@ def gdn_verify(
         start = state[slot].to(real)
         if record.pending is not None and record.flush is not None:
             first = int(record.pending[rec])
-            start = advance(start, record, rec, range(first))
+            start = advance(start, record, rec, record.ring(rec, range(first)))
             if first and record.flush[rec]:
                 state[slot] = start.to(state.dtype)
                 start = state[slot].to(real)
@@ -97,7 +97,7 @@ def gdn_verify(
         k_t, k_scale = _normalized(k_t, l2_norm)
         g = log_decay(a[nodes].to(real), A_log.to(real), dt_bias.to(real))
         beta = torch.ones_like(v_t[..., 0]) if b is None else torch.sigmoid(b[nodes].to(real))
-        rows = slice(first, first + count)
+        rows = record.ring(rec, range(first, first + count))
         record.k[rec, rows], record.k_scale[rec, rows], record.log_decay[rec, rows] = k[nodes], k_scale, g
 
         above = _ancestors(paths, r, count, q.device)
@@ -127,7 +127,7 @@ def log_decay(a: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor) -> to
     return -A_log.exp() * F.softplus(a + dt_bias, threshold=SOFTPLUS_THRESHOLD)
 
 
-def advance(start: torch.Tensor, record: Record, rec: int, rows: range | list[int]) -> torch.Tensor:
+def advance(start: torch.Tensor, record: Record, rec: int, rows: list[int]) -> torch.Tensor:
     """Return the state [HV, V, K] after the record's ``rows``, one by one."""
     group = start.shape[0] // record.k.shape[2]
     h = start

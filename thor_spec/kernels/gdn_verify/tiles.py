@@ -11,8 +11,6 @@ import torch
 
 from thor_spec.errors import ConfigError
 
-ASSUMED_PROCESSORS = 132  # where no device says otherwise: the interpreter, and compiling ahead of time
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
@@ -34,19 +32,25 @@ class Tiles:
 def processors(device: torch.device) -> int:
     """Return the number of streaming multiprocessors."""
     if device.type != "cuda":
-        return ASSUMED_PROCESSORS
+        return 1  # the interpreter runs one program after the other
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def replay_tiles(*, heads: int, value_dim: int, tree: bool, deferred: bool, sms: int) -> Tiles:
+def replay_tiles(
+    *, heads: int, key_dim: int, value_dim: int, state: torch.dtype, tree: bool, deferred: bool, sms: int
+) -> Tiles:
     """Return the geometry of the sequential variant.
 
-    Four warps always: the L2 norm is a sum over all of them, and its order is part of bit-identity.
+    Two choices belong to bit-identity, since they decide the order of sums over K. Four warps always: the L2 norm is
+    summed over all of them. And enough rows that each thread holds one 16-byte vector of a row, as in vLLM's tiles of
+    32 rows: lanes split a row by that vector.
 
     Args:
         heads: states to advance, requests times value heads.
     """
-    block_v = _fill(heads, value_dim, largest=32, smallest=8, programs=2 * sms)
+    vector = 16 // state.itemsize
+    smallest = min(32, max(8, 4 * 32 * vector // key_dim))
+    block_v = _fill(heads, value_dim, largest=32, smallest=smallest, programs=2 * sms)
     programs = heads * -(-value_dim // block_v)
     walkers = 1
     while tree and not deferred and walkers < 8 and programs * walkers < 2 * sms:

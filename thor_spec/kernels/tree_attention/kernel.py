@@ -9,7 +9,7 @@ import triton.language as tl
 
 from thor_spec import env
 from thor_spec.errors import ConfigError
-from thor_spec.kernels.rounding import rounded
+from thor_spec.kernels.rounding.kernel import rounded
 from thor_spec.kernels.tree_attention.tiles import Tiles
 from thor_spec.kernels.tree_paths.reference import MAX_NODES
 
@@ -73,8 +73,8 @@ def _attend(acc, total, highest, rows, start, end, context, mask, own, position,
 
 
 @triton.jit
-def _part(q, keys, values, block_table, seq_lens, masks, cu_nodes, key_scale, value_scale, out, part, part_max, part_sum,
-          scale_log2, window,
+def _part(q, keys, values, block_table, seq_lens, masks, cu_nodes, key_scale, value_scale, out, part, part_max,
+          part_sum, scale_log2, window,
           Q_T: tl.constexpr, Q_H: tl.constexpr, OUT_T: tl.constexpr, OUT_H: tl.constexpr, K_B: tl.constexpr,
           K_S: tl.constexpr, K_H: tl.constexpr, V_B: tl.constexpr, V_S: tl.constexpr, V_H: tl.constexpr,
           TABLE: tl.constexpr, MASKS: tl.constexpr, SIZE: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr,
@@ -132,7 +132,8 @@ def _part(q, keys, values, block_table, seq_lens, masks, cu_nodes, key_scale, va
     inside = own[:, None] & (d < D)[None, :]
     if SPLITS == 1:
         p_out = out + (first + node)[:, None] * OUT_T + head_q[:, None] * OUT_H + d[None, :]
-        tl.store(p_out, rounded(acc / tl.where(own, total, 1.0)[:, None], out.dtype.element_ty, INTERPRETED), mask=inside)
+        mean = acc / tl.where(own, total, 1.0)[:, None]
+        tl.store(p_out, rounded(mean, out.dtype.element_ty, INTERPRETED), mask=inside)
     else:
         at_part = ((first + node) * HQ + head_q) * SPLITS + split
         tl.store(part_max + at_part, highest, mask=own)
@@ -143,7 +144,8 @@ def _part(q, keys, values, block_table, seq_lens, masks, cu_nodes, key_scale, va
 
 @triton.jit
 def _merge(part, part_max, part_sum, seq_lens, cu_nodes, out, OUT_T: tl.constexpr, OUT_H: tl.constexpr,
-           HQ: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, INTERPRETED: tl.constexpr):  # fmt: skip
+           HQ: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr,
+           INTERPRETED: tl.constexpr):  # fmt: skip
     t, head, i_r = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(cu_nodes + i_r).to(tl.int64)
     if (tl.load(seq_lens + i_r) <= 0) | (t >= tl.load(cu_nodes + i_r + 1) - first):
@@ -157,7 +159,8 @@ def _merge(part, part_max, part_sum, seq_lens, cu_nodes, out, OUT_T: tl.constexp
     has_some = weight > 0  # the others' buffers may never have been written
     parts = tl.load(part + at_part[:, None] * D + d[None, :], mask=has_some[:, None] & (d < D)[None, :], other=0)
     merged = tl.sum(parts * weight[:, None], axis=0) / total
-    tl.store(out + (first + t) * OUT_T + head * OUT_H + d, rounded(merged, out.dtype.element_ty, INTERPRETED), mask=d < D)
+    p_out = out + (first + t) * OUT_T + head * OUT_H + d
+    tl.store(p_out, rounded(merged, out.dtype.element_ty, INTERPRETED), mask=d < D)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +237,9 @@ def tree_attention(
         K_B=keys.stride(0), K_S=keys.stride(1), K_H=keys.stride(2), V_B=values.stride(0), V_S=values.stride(1),
         V_H=values.stride(2), TABLE=block_table.stride(0), MASKS=masks.stride(0), SIZE=keys.shape[1], HQ=heads,
         HKV=kv_heads, D=dim, BD=block_d, BM=tiles.rows, BN=tiles.slots, SPLITS=tiles.splits,
-        WINDOWED=window is not None, SCALED=key_scale is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        INTERPRETED=env.triton_interprets(), num_warps=tiles.warps, num_stages=tiles.stages,
+        WINDOWED=window is not None, SCALED=key_scale is not None,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", INTERPRETED=env.triton_interprets(),
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if tiles.splits > 1:
         _merge[(width, heads, requests)](

@@ -38,6 +38,12 @@ def tree_paths(parents: torch.Tensor, cu_nodes: torch.Tensor, *, out: TreePaths 
         raise ConfigError(f"parents [{requests}, {width}] must have rows of at most {MAX_NODES} adjacent entries.")
     out = out or allocate(requests, width, parents.device)
     _tree_paths[(requests,)](
-        parents, cu_nodes, out.masks, out.leaves, parents.stride(0), WIDTH=width, BT=max(16, triton.next_power_of_2(width))
+        parents,
+        cu_nodes,
+        out.masks,
+        out.leaves,
+        parents.stride(0),
+        WIDTH=width,
+        BT=max(16, triton.next_power_of_2(width)),
     )
     return out

@@ -10,20 +10,20 @@ leaves part are then computed by each of them, with equal bits.
 import triton
 import triton.language as tl
 
-from thor_spec.kernels.gdn_common.kernel import decay, fold_rows, log_decay, lowest_node
+from thor_spec.kernels.gdn_common.kernel import decay, fold_rows, log_decay, lowest_node, wrap
 
 
 @triton.jit
 def _load_node(q, k, v, a, b, A, dt_bias, token, i_h, i_hv, o_k, o_v, scale,
-               Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
+               q_stride, k_stride, v_stride,
                HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
                HAS_BETA: tl.constexpr, L2_NORM: tl.constexpr, PER_CHANNEL: tl.constexpr):  # fmt: skip
     """Return q and k as the recurrence uses them, the raw key and its scale, v, beta and the log decay."""
     in_k = o_k < K
-    b_q = tl.load(q + token * Q_STRIDE + i_h * K + o_k, mask=in_k, other=0.0).to(tl.float32)
-    raw = tl.load(k + token * K_STRIDE + i_h * K + o_k, mask=in_k, other=0.0)
+    b_q = tl.load(q + token * q_stride + i_h * K + o_k, mask=in_k, other=0.0).to(tl.float32)
+    raw = tl.load(k + token * k_stride + i_h * K + o_k, mask=in_k, other=0.0)
     b_k = raw.to(tl.float32)
-    b_v = tl.load(v + token * V_STRIDE + i_hv * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)
+    b_v = tl.load(v + token * v_stride + i_hv * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)
     beta = tl.full([], 1.0, tl.float32)
     if HAS_BETA:
         beta = tl.sigmoid(tl.load(b + token * HV + i_hv).to(tl.float32))
@@ -54,7 +54,8 @@ def _step(h, b_q, b_k, b_v, beta, g, DELTA: tl.constexpr, PER_CHANNEL: tl.conste
 
 @triton.jit
 def _store_node(out, rec_k, rec_scale, rec_u, rec_g, token, row, o, u, raw, k_scale, g, i_h, i_hv, i_v, o_k, o_v,
-                H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PER_CHANNEL: tl.constexpr):  # fmt: skip
+                H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+                PER_CHANNEL: tl.constexpr):  # fmt: skip
     in_v = o_v < V
     tl.store(out + (token * HV + i_hv) * V + o_v, o.to(out.dtype.element_ty), mask=in_v)
     tl.store(rec_u + (row * HV + i_hv) * V + o_v, u, mask=in_v)
@@ -68,12 +69,12 @@ def _store_node(out, rec_k, rec_scale, rec_u, rec_g, token, row, o, u, raw, k_sc
             tl.store(rec_scale + row * H + i_h, k_scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "rows"])
 def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, masks, leaves,
-           rec_k, rec_scale, rec_u, rec_g, pending, flush, record_indices, scale,
-           Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, STATE_STRIDE: tl.constexpr,
+           rec_k, rec_scale, rec_u, rec_g, start_row, pending, flush, record_indices, scale, width, rows,
+           q_stride, k_stride, v_stride, STATE_STRIDE: tl.constexpr,
            H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-           WIDTH: tl.constexpr, ROWS: tl.constexpr, WALKERS: tl.constexpr, CHAIN: tl.constexpr, DEFERRED: tl.constexpr,
+           WALKERS: tl.constexpr, CHAIN: tl.constexpr, DEFERRED: tl.constexpr,
            DELTA: tl.constexpr, HAS_BETA: tl.constexpr, L2_NORM: tl.constexpr, PER_CHANNEL: tl.constexpr):  # fmt: skip
     i_v, walker = tl.program_id(0) // WALKERS, tl.program_id(0) % WALKERS
     i_hv, i_r = tl.program_id(1), tl.program_id(2)
@@ -82,11 +83,12 @@ def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, m
     if slot <= 0:
         return
     bos = tl.load(cu_nodes + i_r).to(tl.int64)
-    count = tl.minimum((tl.load(cu_nodes + i_r + 1) - bos).to(tl.int32), WIDTH)
+    count = tl.minimum((tl.load(cu_nodes + i_r + 1) - bos).to(tl.int32), width)
     if count <= 0:
         return
     rec = tl.load(record_indices + i_r).to(tl.int64)
-    first = rec * ROWS
+    slab = rec * rows
+    offset = 0
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
     inside = (o_v < V)[:, None] & (o_k < K)[None, :]
@@ -100,27 +102,28 @@ def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, m
         bias = tl.load(dt_bias + i_hv).to(tl.float32)
 
     if DEFERRED:  # one walker only: nobody else reads the tile that is written here
+        offset = tl.load(start_row + rec)
         kept = tl.load(pending + rec)
-        start = fold_rows(start, first, kept, pending, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
+        start = fold_rows(start, slab, rows, offset, kept, pending, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
                           H, HV, K, V, PER_CHANNEL, False)  # fmt: skip
         if (kept > 0) & (tl.load(flush + rec) != 0):
             rounded = start.to(state.dtype.element_ty)
             tl.store(p_h, rounded, mask=inside)
             start = rounded.to(tl.float32)  # a state of less than float32 is what the next token would read
-        first += kept
+        offset = wrap(offset + kept, rows)
 
     if CHAIN:
         h = start
         b_q, b_k, raw, k_scale, b_v, beta, g = _load_node(
-            q, k, v, a, b, A, bias, bos, i_h, i_hv, o_k, o_v, scale, Q_STRIDE, K_STRIDE, V_STRIDE,
+            q, k, v, a, b, A, bias, bos, i_h, i_hv, o_k, o_v, scale, q_stride, k_stride, v_stride,
             HV, K, V, HAS_BETA, L2_NORM, PER_CHANNEL)  # fmt: skip
         for t in range(count):
             q_next, k_next, raw_next, k_scale_next, v_next, beta_next, g_next = _load_node(
                 q, k, v, a, b, A, bias, bos + tl.minimum(t + 1, count - 1), i_h, i_hv, o_k, o_v, scale,
-                Q_STRIDE, K_STRIDE, V_STRIDE, HV, K, V, HAS_BETA, L2_NORM, PER_CHANNEL)  # fmt: skip
+                q_stride, k_stride, v_stride, HV, K, V, HAS_BETA, L2_NORM, PER_CHANNEL)  # fmt: skip
             h, u, o = _step(h, b_q, b_k, b_v, beta, g, DELTA, PER_CHANNEL)
-            _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, first + t, o, u, raw, k_scale, g,
-                        i_h, i_hv, i_v, o_k, o_v, H, HV, K, V, PER_CHANNEL)  # fmt: skip
+            _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, slab + wrap(offset + t, rows), o, u, raw, k_scale,
+                        g, i_h, i_hv, i_v, o_k, o_v, H, HV, K, V, PER_CHANNEL)  # fmt: skip
             b_q, b_k, raw, k_scale, b_v, beta, g = q_next, k_next, raw_next, k_scale_next, v_next, beta_next, g_next
     else:
         todo = tl.load(leaves + i_r)
@@ -132,7 +135,7 @@ def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, m
             leaf = lowest_node(todo)
             todo = todo & (todo - 1)
             if turn % WALKERS == walker:
-                path = tl.load(masks + i_r * WIDTH + leaf)
+                path = tl.load(masks + i_r * width + leaf)
                 beaten = path & done
                 reuse = (branch_path & ~beaten) == 0
                 h = tl.where(reuse, branch, start)
@@ -142,9 +145,11 @@ def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, m
                     again = again & (again - 1)
                     # Of the record only u is this program's own; keys and decays may be another's, still to be written.
                     _, b_k, _, _, _, _, g = _load_node(
-                        q, k, v, a, b, A, bias, bos + t, i_h, i_hv, o_k, o_v, scale, Q_STRIDE, K_STRIDE, V_STRIDE,
+                        q, k, v, a, b, A, bias, bos + t, i_h, i_hv, o_k, o_v, scale, q_stride, k_stride, v_stride,
                         HV, K, V, HAS_BETA, L2_NORM, PER_CHANNEL)  # fmt: skip
-                    u = tl.load(rec_u + ((first + t) * HV + i_hv) * V + o_v, mask=o_v < V, other=0.0)
+                    u = tl.load(
+                        rec_u + ((slab + wrap(offset + t, rows)) * HV + i_hv) * V + o_v, mask=o_v < V, other=0.0
+                    )
                     h = tl.fma(u[:, None], b_k[None, :], decay(h, tl.exp(g), PER_CHANNEL))
                 branch = h
                 branch_path = beaten
@@ -154,10 +159,10 @@ def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, m
                     t = lowest_node(fresh)
                     fresh = fresh & (fresh - 1)
                     b_q, b_k, raw, k_scale, b_v, beta, g = _load_node(
-                        q, k, v, a, b, A, bias, bos + t, i_h, i_hv, o_k, o_v, scale, Q_STRIDE, K_STRIDE, V_STRIDE,
+                        q, k, v, a, b, A, bias, bos + t, i_h, i_hv, o_k, o_v, scale, q_stride, k_stride, v_stride,
                         HV, K, V, HAS_BETA, L2_NORM, PER_CHANNEL)  # fmt: skip
                     h, u, o = _step(h, b_q, b_k, b_v, beta, g, DELTA, PER_CHANNEL)
-                    _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, first + t, o, u, raw, k_scale, g,
-                                i_h, i_hv, i_v, o_k, o_v, H, HV, K, V, PER_CHANNEL)  # fmt: skip
+                    _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, slab + wrap(offset + t, rows), o, u, raw,
+                                k_scale, g, i_h, i_hv, i_v, o_k, o_v, H, HV, K, V, PER_CHANNEL)  # fmt: skip
                 tl.debug_barrier()  # the next walk reads rows that other threads of this program wrote
             turn += 1

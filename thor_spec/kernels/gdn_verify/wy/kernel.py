@@ -17,7 +17,7 @@ queries are multiplied as they came and normalized afterwards, so that bfloat16 
 import triton
 import triton.language as tl
 
-from thor_spec.kernels.gdn_common.kernel import dot_exact, dot_of_inputs, fold_rows_by_product, log_decay
+from thor_spec.kernels.gdn_common.kernel import dot_exact, dot_of_inputs, fold_rows_by_product, log_decay, wrap
 
 
 @triton.jit
@@ -51,9 +51,9 @@ def _path_masks(masks, t, count, CHAIN: tl.constexpr):
 def _path_sums(mask, all_t, g):
     """Return the sum of log decays from the root to each node, as multiples of 1/64 and the rest.
 
-    The difference of two such sums is what enters, and in one float32 it would lose the digits of short paths below long
-    ones. 64ths of a nat add and subtract exactly (up to 2^18 nats; e^-1024 is 0 in any case); the rest stays below half
-    a nat.
+    The difference of two such sums is what enters, and in one float32 it would lose the digits of short paths below
+    long ones. 64ths of a nat add and subtract exactly (up to 2^18 nats; e^-1024 is 0 in any case); the rest stays below
+    half a nat.
     """
     g = tl.maximum(g, -1024.0)
     coarse = tl.floor(g * 64.0 + 0.5) * 0.015625
@@ -73,9 +73,9 @@ def _decay_between(mask, i, coarse, fine, coarse_i, fine_i):
 
 
 @triton.jit
-def _rows(x, token, STRIDE: tl.constexpr, i_h, o_k, there, K: tl.constexpr):
+def _rows(x, token, stride, i_h, o_k, there, K: tl.constexpr):
     return tl.load(
-        x + token[:, None] * STRIDE + i_h * K + o_k[None, :], mask=there[:, None] & (o_k < K)[None, :], other=0.0
+        x + token[:, None] * stride + i_h * K + o_k[None, :], mask=there[:, None] & (o_k < K)[None, :], other=0.0
     )
 
 
@@ -90,12 +90,12 @@ def _norm(x, there, L2_NORM: tl.constexpr):
     return scale
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "rows"])
 def wy(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, masks, leaves,
-       rec_k, rec_scale, rec_u, rec_g, pending, flush, record_indices, scale,
-       Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, STATE_STRIDE: tl.constexpr,
+       rec_k, rec_scale, rec_u, rec_g, start_row, pending, flush, record_indices, scale, width, rows,
+       q_stride, k_stride, v_stride, STATE_STRIDE: tl.constexpr,
        H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-       WIDTH: tl.constexpr, BW: tl.constexpr, ROWS: tl.constexpr,
+       BW: tl.constexpr,
        CHAIN: tl.constexpr, DEFERRED: tl.constexpr, DELTA: tl.constexpr, HAS_BETA: tl.constexpr, L2_NORM: tl.constexpr,
        PARTS: tl.constexpr, WIDEN: tl.constexpr):  # fmt: skip
     i_v, i_hv, i_r = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -104,30 +104,32 @@ def wy(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, masks
     if slot <= 0:
         return
     bos = tl.load(cu_nodes + i_r).to(tl.int64)
-    count = tl.minimum((tl.load(cu_nodes + i_r + 1) - bos).to(tl.int32), WIDTH)
+    count = tl.minimum((tl.load(cu_nodes + i_r + 1) - bos).to(tl.int32), width)
     if count <= 0:
         return
     rec = tl.load(record_indices + i_r).to(tl.int64)
-    first = rec * ROWS
+    slab = rec * rows
+    offset = 0
     BT: tl.constexpr = 16
     o_k, o_t, all_t = tl.arange(0, BK), tl.arange(0, BT), tl.arange(0, BW)
     o_v = i_v * BV + tl.arange(0, BV)
     in_k, in_v = o_k < K, o_v < V
     if not CHAIN:
-        masks += i_r * WIDTH
+        masks += i_r * width
 
     p_h = state + slot * STATE_STRIDE + i_hv * V * K + o_v[:, None] * K + o_k[None, :]
     inside = in_v[:, None] & in_k[None, :]
     h = tl.load(p_h, mask=inside, other=0).to(tl.float32)
     if DEFERRED:
+        offset = tl.load(start_row + rec)
         kept = tl.load(pending + rec)
-        h = fold_rows_by_product(h, first, kept, pending, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
-                                 H, HV, K, V, False, WIDEN)  # fmt: skip
+        h = fold_rows_by_product(h, slab, rows, offset, kept, pending, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv,
+                                 o_k, o_v, H, HV, K, V, False, WIDEN)  # fmt: skip
         if (kept > 0) & (tl.load(flush + rec) != 0):
             rounded = h.to(state.dtype.element_ty)
             tl.store(p_h, rounded, mask=inside)
             h = rounded.to(tl.float32)  # a state of less than float32 is what the next token would read
-        first += kept
+        offset = wrap(offset + kept, rows)
 
     A_head, bias = tl.load(A_log + i_hv).to(tl.float32), tl.load(dt_bias + i_hv).to(tl.float32)
     p_a = a + bos * HV + i_hv
@@ -136,10 +138,10 @@ def wy(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, masks
     for start in range(0, count, BT):
         t = start + o_t
         there = t < count
-        token, row = bos + t, first + t
+        token, row = bos + t, slab + wrap(offset + t, rows)
         out_t = in_v[:, None] & there[None, :]
-        b_k = _rows(k, token, K_STRIDE, i_h, o_k, there, K)
-        b_q = _rows(q, token, Q_STRIDE, i_h, o_k, there, K)
+        b_k = _rows(k, token, k_stride, i_h, o_k, there, K)
+        b_q = _rows(q, token, q_stride, i_h, o_k, there, K)
         k_scale = _norm(b_k, there, L2_NORM)
         q_scale = _norm(b_q, there, L2_NORM) * scale
         if (i_v == 0) & (i_hv % (HV // H) == 0):
@@ -165,7 +167,7 @@ def wy(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, masks
         fade = tl.exp(coarse + fine)
         seen = seen * D * q_scale[:, None]
         o = o * (fade * q_scale)[None, :]
-        p_v = v + token[None, :] * V_STRIDE + i_hv * V + o_v[:, None]
+        p_v = v + token[None, :] * v_stride + i_hv * V + o_v[:, None]
         u = tl.load(p_v, mask=out_t, other=0.0).to(tl.float32)
         if DELTA:
             A = tl.where(o_t[:, None] == o_t[None, :], 0.0, A * D * (beta * k_scale)[:, None])
@@ -175,10 +177,10 @@ def wy(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, masks
         if BW > BT:
             for before in range(0, start, BT):  # earlier nodes, whose pseudo-values this program wrote to the record
                 i = before + o_t
-                k_i = _rows(k, bos + i, K_STRIDE, i_h, o_k, i < count, K)
+                k_i = _rows(k, bos + i, k_stride, i_h, o_k, i < count, K)
                 coarse_i, fine_i = _path_sums(_path_masks(masks, i, count, CHAIN), all_t, all_g)
                 D_i = _decay_between(mask, i, coarse, fine, coarse_i, fine_i) * _norm(k_i, i < count, L2_NORM)[None, :]
-                p_u = rec_u + ((first + i)[None, :] * HV + i_hv) * V + o_v[:, None]
+                p_u = rec_u + ((slab + wrap(offset + i, rows))[None, :] * HV + i_hv) * V + o_v[:, None]
                 u_i = tl.load(p_u, mask=in_v[:, None], other=0.0)
                 weights = dot_of_inputs(b_q, k_i, WIDEN) * D_i * q_scale[:, None]
                 o = tl.dot(u_i, tl.trans(weights), acc=o, input_precision="tf32x3")

@@ -1,4 +1,4 @@
-"""Rounding to a narrower type, the same on a device and under the interpreter."""
+"""Triton function that other kernels call."""
 
 import triton
 import triton.language as tl

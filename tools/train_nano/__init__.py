@@ -1,0 +1,1 @@
+"""Builds the corpus of the nano checkpoints, trains them, and packs what a GPU host needs for it."""
