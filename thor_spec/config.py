@@ -36,6 +36,12 @@ class ServeConfig:
     """Bytes of KV cache; None leaves the size to vLLM on a GPU, and takes 1 GiB without one."""
     memory_floor: int | None = None
     """Bytes of MemAvailable below which the engine is killed; None takes 4 GiB, or 3 % of all memory if more."""
+    accept: str | None = None
+    """Rule for drafts of requests that name none: ``exact`` (None), or ``threshold`` or ``typical``, which are lossy."""
+    accept_eps: float | None = None
+    """Threshold of relaxed rules, a probability; None takes 0.09."""
+    accept_delta: float | None = None
+    """Factor of the threshold of ``typical``; None takes 0.3."""
     canary: CanarySet | None = None
     """``quick`` or ``full``: what the engine must answer before READY; None takes full on a GPU, quick without."""
     acceptance_floor: float | None = None
@@ -147,6 +153,9 @@ _PROFILE_TYPES: dict[str, type] = {
     "max_seqs": int,
     "kv_cache_memory": int,
     "memory_floor": int,
+    "accept": str,
+    "accept_eps": float,
+    "accept_delta": float,
     "canary": str,
     "acceptance_floor": float,
     "golden": str,

@@ -68,9 +68,26 @@ def check(module: ModuleType, args: Args) -> torch.Tensor:
     saved = torch.full((len(raised),), math.nan)
     saved[rows] = before.cpu()[rows, tokens]
     assert torch.equal(saved.nan_to_num(nan=-1e9), got["saved"].cpu().nan_to_num(nan=-1e9)), "saved"
-    module.restore(got["logits"], got["drafts"], got["saved"])
-    assert_same_bits("restored logits", before, got["logits"])
+    check_settle(module, got, want, before)
     return raised
+
+
+def check_settle(module: ModuleType, got: Args, want: Args, before: torch.Tensor) -> None:
+    """Settle, as after a sampler that took a random number of drafts, and compare logits and counts."""
+    slots, rows = torch.unique_consecutive(want["slots"], return_counts=True)
+    g = torch.Generator().manual_seed(len(rows))
+    sampled = torch.stack([torch.randint(0, n + 1, (), generator=g) for n in rows.tolist()]).to(torch.int32)
+    cu_rows = torch.nn.functional.pad(rows.cumsum(0), (1, 0)).to(torch.int32)
+    kinds = torch.arange(int(slots.max()) + 1, dtype=torch.int32) % 3
+    counts = torch.arange(3 * 4 * 16).view(3, 4, 16)
+    device = got["logits"].device
+    there = [tensor.to(device, copy=True) for tensor in (cu_rows, slots, kinds, sampled, counts)]
+    module.settle(got["logits"], got["drafts"], got["saved"], *there)
+    settled = before.cpu().clone()
+    saved = got["saved"].cpu()
+    reference.settle(settled, want["drafts"], saved, cu_rows, slots, kinds, sampled, counts)
+    assert_same_bits("settled logits", before, got["logits"])
+    assert torch.equal(counts, there[-1].cpu()), "counts"
 
 
 def near_threshold(args: Args, row: int) -> bool:
@@ -117,29 +134,25 @@ def test_launches_leave_the_scratch_as_they_found_it(device: str) -> None:
 
 
 def check_entropy(module: ModuleType, vocabulary: int, device: str) -> None:
-    """Rows are taken just below ``p exp(H)`` and not just above, so H is right to a thousandth."""
+    """A row is taken just below ``p exp(H)`` and not just above, so H is right to a thousandth."""
     g = torch.Generator().manual_seed(vocabulary)
-    flat = torch.zeros(vocabulary)
     steps = torch.arange(vocabulary) * 8.0 / vocabulary
-    logits = torch.stack([flat, steps, -steps, torch.randn(vocabulary, generator=g), flat])
     draft = vocabulary // 3
-    log_p = logits.double().log_softmax(1)
-    even = (log_p[:, draft] - (log_p.exp() * log_p).sum(1)).exp()
-    for nudge, raised in ((0.999, True), (1.001, False)):
-        taken = module.lift(
-            logits.clone().to(device), torch.full((5,), draft, device=device), torch.zeros(5, dtype=torch.int32, device=device),
-            torch.ones(1, device=device), torch.ones(1, device=device) * 9, (even[:1] * nudge).float().to(device),
-            torch.empty(5, device=device),
-        )  # fmt: skip
-        assert bool(taken[0].isnan()) != raised, "entropy of a flat row"
-        for row in (1, 2, 3):
-            pair = logits[[row, 4]].to(device)
-            taken = module.lift(
-                pair, torch.full((2,), draft, device=device), torch.zeros(2, dtype=torch.int32, device=device),
-                torch.ones(1, device=device), torch.ones(1, device=device) * 9,
-                (even[row : row + 1] * nudge).float().to(device), torch.empty(2, device=device),
-            )  # fmt: skip
-            assert bool(taken[0].isnan()) != raised, f"entropy of row {row}"
+    for row in (torch.zeros(vocabulary), steps, -steps, torch.randn(vocabulary, generator=g)):
+        log_p = row.double().log_softmax(0)
+        even = (log_p[draft] - (log_p.exp() * log_p).sum()).exp()
+        for nudge, raised in ((0.999, True), (1.001, False)):
+            args = {
+                "logits": torch.stack([row, row]),
+                "drafts": torch.full((2,), draft),
+                "slots": torch.zeros(2, dtype=torch.int32),
+                "temperature": torch.ones(1),
+                "eps": torch.full((1,), 9.0),
+                "delta": (even * nudge).float().view(1),
+                "saved": torch.empty(2),
+            }
+            taken = module.lift(**{name: tensor.to(device) for name, tensor in args.items()})
+            assert bool(taken[0].isnan()) != raised, f"entropy {float(log_p.exp() @ -log_p):.3f}"
 
 
 @pytest.mark.parametrize("vocabulary", [50, 9000, 70_000])
@@ -189,7 +202,11 @@ def test_what_does_not_fit_is_refused() -> None:
         ("(dots + masses * down)", "dots"),
         ("tl.exp(own - top) / mass", "tl.exp(own - top)"),
         ("tl.where(takes, own, ", "tl.where(takes, p, "),
-        ("tl.store(logits + row.to(tl.int64) * STRIDE + draft, own", "tl.store(logits + draft, own"),
+        ("tl.store(logits + (first + t) * STRIDE", "tl.store(logits + first * STRIDE"),
+        ("tl.load(sampled + r).to(tl.int32) - 1", "tl.load(sampled + r).to(tl.int32)"),
+        ("mask=lifted & (t < accepted)", "mask=lifted"),
+        ("(t == accepted) & (accepted < drafted)", "(t == accepted)"),
+        ("tl.load(kinds + tl.load(slots + r))", "tl.load(kinds + r)"),
         ("tl.store(arrived + row, 0)", "tl.store(arrived + row, 1)"),
     ],
 )

@@ -48,6 +48,21 @@ def serve(
     kv_cache_memory: Annotated[
         int | None, typer.Option(help="Bytes of KV cache; without it vLLM decides, or 1 GiB on a CPU.", metavar="BYTES")
     ] = None,
+    accept: Annotated[
+        str | None,
+        typer.Option(
+            help="How drafts are taken, unless a request says; only exact is lossless.",
+            metavar="exact|threshold|typical",
+            show_default="exact",
+        ),
+    ] = None,
+    accept_eps: Annotated[
+        float | None, typer.Option(help="Probability from which a draft is taken.", metavar="P", show_default="0.09")
+    ] = None,
+    accept_delta: Annotated[
+        float | None,
+        typer.Option(help="With typical: lowers it to P exp(-entropy), if less.", metavar="P", show_default="0.3"),
+    ] = None,
     canary: Annotated[
         str | None,
         typer.Option(
@@ -102,6 +117,9 @@ def serve(
         "max_seqs": max_seqs,
         "kv_cache_memory": kv_cache_memory,
         "memory_floor": memory_floor,
+        "accept": accept,
+        "accept_eps": accept_eps,
+        "accept_delta": accept_delta,
         "canary": canary,
         "acceptance_floor": acceptance_floor,
         "golden": golden,

@@ -13,13 +13,15 @@ requests are never relaxed.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from thor_spec.errors import ConfigError
 
+if TYPE_CHECKING:
+    import torch  # the launcher reads rules too, and starts without torch
+
 Rule = Literal["exact", "threshold", "typical"]
+RULES: tuple[Rule, ...] = get_args(Rule)
 EPS, DELTA = 0.09, 0.3
 
 
@@ -34,8 +36,8 @@ class Acceptance:
     """Lowers the threshold to ``delta exp(-H)``, H in nats; only with ``typical``. 0 or less: exact."""
 
     def __post_init__(self) -> None:
-        if self.rule not in get_args(Rule):
-            raise ConfigError(f"accept={self.rule!r} is not one of {', '.join(get_args(Rule))}.")
+        if self.rule not in RULES:
+            raise ConfigError(f"accept={self.rule!r} is not one of {', '.join(RULES)}.")
         for name, value in {"accept_eps": self.eps, "accept_delta": self.delta}.items():
             if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value > 1:
                 raise ConfigError(f"{name}={value!r} must be a number of at most 1; 0 or less turns relaxation off.")
@@ -64,7 +66,7 @@ class Acceptance:
         return Acceptance(**{**mine, **{known[name]: value for name, value in given.items()}})
 
 
-def accept(p: torch.Tensor, drafts: Sequence[int], y: Sequence[int], acceptance: Acceptance) -> list[int]:
+def accept(p: "torch.Tensor", drafts: Sequence[int], y: Sequence[int], acceptance: Acceptance) -> list[int]:
     """Return the emitted tokens: the accepted drafts and one of the target's own.
 
     Args:
@@ -75,7 +77,8 @@ def accept(p: torch.Tensor, drafts: Sequence[int], y: Sequence[int], acceptance:
     eps, delta = acceptance.numbers
     tokens: list[int] = []
     for row, draft, own in zip(p, drafts, y, strict=False):
-        entropy = -torch.special.xlogy(row, row).sum()
+        possible = row[row > 0]
+        entropy = -(possible * possible.log()).sum()
         threshold = min(eps, delta * math.exp(-float(entropy)))
         likely = threshold > 0 and 0 < float(row[draft]) >= threshold
         if draft != own and not likely:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from thor_spec import env
-from thor_spec.config import DEFAULT_DRAFT_TOKENS, Resolved
+from thor_spec.config import DEFAULT_DRAFT_TOKENS, Resolved, ServeConfig
+from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.dflash.drafter import Drafter
 from thor_spec.errors import ConfigError
 from thor_spec.nano import checkpoints as nano
@@ -33,6 +34,7 @@ _OPTIONS = {
 }
 _TOOL_PARSERS = {"Qwen3_5ForConditionalGeneration": "qwen3_xml", "Qwen3_5MoeForConditionalGeneration": "qwen3_xml"}
 _CPU_KV_CACHE_BYTES = 1 << 30
+FRONT_DOOR = "thor_spec.vllm_plugin.front_door.FrontDoor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +154,8 @@ def _argv(
     if drafter:
         speculation = {"method": "dflash", "model": str(drafter.path), "num_speculative_tokens": draft_tokens}
         ours["--speculative-config"] = json.dumps(speculation)
-    additional, passed = passthrough.merged_additional_config(
-        {PLUGIN: {} if gpu else {"runner_kernels": "torch"}}, config.vllm_args
-    )
+    options = _acceptance(config, drafter) if gpu else {"runner_kernels": "torch", **_acceptance(config, drafter)}
+    additional, passed = passthrough.merged_additional_config({PLUGIN: options}, config.vllm_args)
     if gpu and importlib.util.find_spec("cutlass") is None:
         # On Hopper vLLM prefers FlashInfer's prefill, which dies at the first prompt without nvidia-cutlass-dsl.
         additional.setdefault("gdn_prefill_backend", "triton")
@@ -167,10 +168,23 @@ def _argv(
     if drafter and target.is_hybrid and not passthrough.mentions(passed, "--enable-prefix-caching"):
         # Upstream has open corruption reports for exactly this combination (vllm#53912).
         defaults.append("--no-enable-prefix-caching")
+    if drafter:
+        defaults += ["--middleware", FRONT_DOOR]
     if not gpu and not passthrough.mentions(passed, "--enforce-eager"):
         defaults.append("--enforce-eager")  # compiling the tiny models takes longer than serving them
     flags = [part for flag, value in ours.items() for part in (flag, value)]
     return (sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags, *defaults, *passed)
+
+
+def _acceptance(config: ServeConfig, drafter: Checkpoint | None) -> dict[str, Any]:
+    """Return the plugin's options for how drafts are taken. Raises: ConfigError."""
+    given = {
+        name: value for name in ("accept", "accept_eps", "accept_delta") if (value := getattr(config, name)) is not None
+    }
+    if given and drafter is None:
+        raise ConfigError(f"--{next(iter(given)).replace('_', '-')} needs drafts to take. Name a drafter: --draft.")
+    Acceptance().of_request(given)  # checks them
+    return given
 
 
 def _environment(*, gpu: bool) -> dict[str, str]:

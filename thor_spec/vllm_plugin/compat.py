@@ -38,6 +38,43 @@ HYBRID_MODEL_STATE = Seam(
     why="derive the model state of Gated-DeltaNet hybrids",
     drop_when="model states become selectable by configuration",
 )
+REJECTION_SAMPLER = Seam(
+    target="vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler",
+    signature=("self", "sampler", "spec_config", "device", "*", "watermark_key"),
+    why="take drafts that a relaxed rule allows",
+    drop_when="vLLM has a relaxed acceptance rule of its own",
+)
+VERIFY = Seam(
+    target="vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler._verify",
+    signature=(
+        "self",
+        "logits",
+        "draft_logits",
+        "draft_sampled",
+        "pos",
+        "cu_num_logits",
+        "idx_mapping",
+        "idx_mapping_np",
+        "expanded_idx_mapping",
+        "expanded_local_pos",
+        "seq_lens_upper_bound_np",
+        "verify_draft_sampled",
+    ),
+    why="lift the logits of drafts between their processing and the rejection",
+    drop_when="vLLM has a relaxed acceptance rule of its own",
+)
+CUSTOM_SAMPLER = Seam(
+    target="vllm.v1.worker.gpu.model_states.interface:ModelState.custom_sampler",
+    signature=("self", "sampler"),
+    why="put our rejection sampler in the place of vLLM's",
+    drop_when="vLLM has a relaxed acceptance rule of its own",
+)
+ADD_REQUEST = Seam(
+    target="vllm.v1.worker.gpu.model_states.interface:ModelState.add_request",
+    signature=("self", "req_index", "new_req_data"),
+    why="learn each request's rule",
+    drop_when="vLLM has a relaxed acceptance rule of its own",
+)
 REGISTER_KERNELS = Seam(
     target="vllm.triton_utils.dispatcher:register_kernels",
     signature=("overrides",),
@@ -68,6 +105,10 @@ SEAMS = (
     RESOLVE_MODEL_STATE,
     DEFAULT_MODEL_STATE,
     HYBRID_MODEL_STATE,
+    REJECTION_SAMPLER,
+    VERIFY,
+    CUSTOM_SAMPLER,
+    ADD_REQUEST,
 )
 CPU_SEAMS = (REGISTER_KERNELS, CPU_SPEC_FORWARD)  # relied on only where the CPU build is installed
 

@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from thor_spec.dflash.acceptance import DELTA, EPS, Acceptance, Rule
 from thor_spec.errors import ConfigError
 
 NAME = "thor_spec"  # the plugin's name in VLLM_PLUGINS and its key in additional_config
+REQUEST_KEYS = {"thor_spec_accept": "accept", "thor_spec_eps": "accept_eps", "thor_spec_delta": "accept_delta"}
+"""How a request's own rule travels in ``vllm_xargs``, which take flat values only."""
 RunnerKernels = Literal["triton", "torch"]
 
 
@@ -16,12 +19,23 @@ class PluginOptions:
 
     runner_kernels: RunnerKernels = "triton"
     """``torch`` replaces the V2 runner's Triton kernels where they would be interpreted, which is slow."""
+    accept: Rule = "exact"
+    """How drafts are taken, unless a request says otherwise; see ``dflash.acceptance``."""
+    accept_eps: float = EPS
+    accept_delta: float = DELTA
 
     def __post_init__(self) -> None:
         if self.runner_kernels not in get_args(RunnerKernels):
             raise ConfigError(
                 f"thor_spec.runner_kernels={self.runner_kernels!r} is not one of {', '.join(get_args(RunnerKernels))}."
             )
+
+        self.acceptance  # noqa: B018  # checks the three
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """The rule of requests that name none. Raises: ConfigError."""
+        return Acceptance(rule=self.accept, eps=self.accept_eps, delta=self.accept_delta)
 
     @classmethod
     def parse(cls, additional_config: Mapping[str, Any]) -> "PluginOptions":

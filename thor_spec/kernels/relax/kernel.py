@@ -73,12 +73,25 @@ def _lift(logits, drafts, slots, temperature, eps, delta, saved, taken, part_max
 
 
 @triton.jit
-def _restore(logits, drafts, saved, rows, STRIDE: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    own = tl.load(saved + row, mask=row < rows, other=float("nan"))
-    lifted = own == own
-    draft = tl.load(drafts + row + 1, mask=lifted, other=0).to(tl.int64)
-    tl.store(logits + row.to(tl.int64) * STRIDE + draft, own, mask=lifted)
+def _settle(logits, drafts, saved, cu_rows, slots, kinds, sampled, counts, STRIDE: tl.constexpr, K: tl.constexpr,
+            BT: tl.constexpr):  # fmt: skip
+    r = tl.program_id(0)
+    first = tl.load(cu_rows + r).to(tl.int64)
+    places = (tl.load(cu_rows + r + 1) - first).to(tl.int32) - 1
+    t = tl.arange(0, BT)
+    own = t < places
+    draft = tl.load(drafts + first + t + 1, mask=own, other=-1).to(tl.int64)
+    drafted = tl.min(tl.where(draft < 0, t, BT), axis=0)  # a place without a draft ends what is judged
+    accepted = tl.minimum(tl.load(sampled + r).to(tl.int32) - 1, drafted)
+    value = tl.load(saved + first + t, mask=own, other=float("nan"))
+    lifted = own & (value == value)
+    tl.store(logits + (first + t) * STRIDE + draft, value, mask=lifted)
+    mine = counts + tl.load(kinds + tl.load(slots + r)).to(tl.int64) * 4 * K + t
+    one = tl.full([BT], 1, tl.int64)
+    tl.atomic_add(mine, one, mask=t < drafted)
+    tl.atomic_add(mine + K, one, mask=t < accepted)
+    tl.atomic_add(mine + 2 * K, one, mask=lifted & (t < accepted))
+    tl.atomic_add(mine + 3 * K, one, mask=(t == accepted) & (accepted < drafted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +144,21 @@ def lift(
     return taken[:rows]
 
 
-def restore(logits: torch.Tensor, drafts: torch.Tensor, saved: torch.Tensor) -> None:
-    """Undo ``lift``, bit for bit."""
-    rows = len(logits)
-    _restore[(triton.cdiv(rows, 128),)](logits, drafts, saved, rows, STRIDE=logits.stride(0), BLOCK=128, num_warps=4)
+def settle(
+    logits: torch.Tensor,
+    drafts: torch.Tensor,
+    saved: torch.Tensor,
+    cu_rows: torch.Tensor,
+    slots: torch.Tensor,
+    kinds: torch.Tensor,
+    sampled: torch.Tensor,
+    counts: torch.Tensor,
+) -> None:
+    """Undo ``lift``, bit for bit, and count what became of the drafts; see ``reference.settle``."""
+    places = counts.shape[2]
+    if counts.dtype != torch.int64 or not counts.is_contiguous():
+        raise ConfigError("relax: counts must be adjacent int64.")
+    _settle[(slots.numel(),)](
+        logits, drafts, saved, cu_rows, slots, kinds, sampled, counts, STRIDE=logits.stride(0), K=places,
+        BT=triton.next_power_of_2(places + 1), num_warps=1,
+    )  # fmt: skip

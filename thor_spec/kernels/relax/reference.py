@@ -5,6 +5,8 @@ Shapes: L rows of logits of all requests together, V vocabulary, S request slots
 
 import torch
 
+COUNTED = ("drafted", "accepted", "relaxed", "rejected")
+"""Drafts judged, taken, and taken because a threshold allowed it; requests that drew another token in a place."""
 CERTAIN = 3e38
 """A logit beside which no other counts. Finite, so that differences of logits are."""
 
@@ -53,8 +55,38 @@ def lift(
     return taken
 
 
-def restore(logits: torch.Tensor, drafts: torch.Tensor, saved: torch.Tensor) -> None:
-    """Undo ``lift``, bit for bit."""
-    for row in range(len(logits) - 1):
-        if not saved[row].isnan():
-            logits[row, int(drafts[row + 1])] = saved[row]
+def settle(
+    logits: torch.Tensor,
+    drafts: torch.Tensor,
+    saved: torch.Tensor,
+    cu_rows: torch.Tensor,
+    slots: torch.Tensor,
+    kinds: torch.Tensor,
+    sampled: torch.Tensor,
+    counts: torch.Tensor,
+) -> None:
+    """Undo ``lift``, bit for bit, and count what became of the drafts.
+
+    Args:
+        logits, drafts, saved: as ``lift`` left them.
+        cu_rows: first row of each request, and the number of rows [R + 1].
+        slots: request slot of each request [R].
+        kinds: number of each slot's rule [S].
+        sampled: tokens that each request emits: its accepted drafts and one more [R].
+        counts: added to; per rule, and per place in the draft, what ``COUNTED`` names [rules, 4, K], int64.
+    """
+    for r in range(len(slots)):
+        first, last = int(cu_rows[r]), int(cu_rows[r + 1])
+        drafted = 0
+        while drafted < last - first - 1 and int(drafts[first + drafted + 1]) >= 0:
+            drafted += 1
+        accepted = min(int(sampled[r]) - 1, drafted)
+        mine = counts[int(kinds[int(slots[r])])]
+        mine[0, :drafted] += 1
+        mine[1, : max(accepted, 0)] += 1
+        for place in range(last - first - 1):
+            if not saved[first + place].isnan():
+                logits[first + place, int(drafts[first + place + 1])] = saved[first + place]
+                mine[2, place] += place < accepted
+        if 0 <= accepted < drafted:
+            mine[3, accepted] += 1

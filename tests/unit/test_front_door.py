@@ -1,0 +1,43 @@
+"""What the middleware does to a body, and what it says about a rule."""
+
+import json
+
+import pytest
+
+from thor_spec.dflash.acceptance import Acceptance
+from thor_spec.errors import ConfigError
+from thor_spec.vllm_plugin.front_door import described, rewritten
+
+SERVER = Acceptance(rule="typical", eps=0.1, delta=0.2)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"thor_spec"', b'{"model": "x"}', b"\xff"])
+def test_what_is_not_ours_passes_as_it_is(body: bytes) -> None:
+    assert rewritten(body, SERVER) == (body, SERVER)
+
+
+def test_a_rule_travels_in_the_extra_arguments() -> None:
+    body = json.dumps({"model": "x", "vllm_xargs": {"mine": 1}, "thor_spec": {"accept": "threshold", "accept_eps": 0.5}})
+    found, rule = rewritten(body.encode(), SERVER)
+    extra = {"mine": 1, "thor_spec_accept": "threshold", "thor_spec_eps": 0.5}
+    assert json.loads(found) == {"model": "x", "vllm_xargs": extra}
+    assert rule == Acceptance(rule="threshold", eps=0.5, delta=0.2)
+
+
+@pytest.mark.parametrize("given", ["typical", {"accept": 3}, {"accept": "typical", "eps": 1}, None])
+def test_a_wrong_rule_is_refused(given: object) -> None:
+    with pytest.raises(ConfigError):
+        rewritten(json.dumps({"thor_spec": given}).encode(), SERVER)
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        (Acceptance(), "exact"),
+        (Acceptance(rule="typical", eps=0), "exact"),
+        (Acceptance(rule="threshold", eps=0.25), "threshold eps=0.25"),
+        (Acceptance(rule="typical"), "typical eps=0.09 delta=0.3"),
+    ],
+)
+def test_a_rule_in_words(rule: Acceptance, says: str) -> None:
+    assert described(rule) == says
