@@ -35,7 +35,7 @@ def complete(client: openai.OpenAI, prompt: str, **options: Any) -> Any:
 def test_ready_reports_what_is_served(hybrid: Served) -> None:
     ready = hybrid.ready
     assert (ready["model"], ready["drafter"], ready["draft_tokens"]) == (MODEL, "tiny-hybrid-dflash", 7)
-    assert ready["checks"] == ["plain", "stream", "repeat", "tool call", "speculation"]
+    assert ready["checks"] == ["plain", "stream", "repeat", "tool call", "batch", "long prompt", "speculation"]
     assert ready["kv"]["tokens"] > 2048
     assert ready["kv"]["sequences"] > 1
 

@@ -88,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
             calls["drafts"] += 4
         if self.path == "/v1/chat/completions":
             zone = "Mars" if "bad tool call" in now else "UTC"
-            call = {"function": {"name": "time", "arguments": json.dumps({"zone": zone})}}
+            call = {"function": {"name": "now", "arguments": json.dumps({"tz": zone})}}
             self.answer(json.dumps({"choices": [{"message": {"tool_calls": [call]}}]}))
             return
         calls["completions"] += 1

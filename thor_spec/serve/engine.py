@@ -216,7 +216,7 @@ class Engine:
             if self._stop.any:
                 return None
             self._look_at_start("during the canary")
-            wait([answer], POLL_S)
+            wait([answer], SERVING_POLL_S)  # each look takes from the cores that the answers need
         if answer.exception() is not None:
             self._job.wait(2 * POLL_S)  # an engine that died tells more than the request that noticed
             self._require_alive(EngineStartError, "during the canary")

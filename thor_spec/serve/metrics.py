@@ -1,7 +1,9 @@
 """vLLM's Prometheus metrics, as far as a launcher needs them."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -18,7 +20,7 @@ class KVCapacity:
 def totals(text: str) -> dict[str, float]:
     """Return the value of each sample of ``/metrics`` by name, summed over its labels."""
     values: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
+    for family in _families(text):
         for sample in family.samples:
             values[sample.name] = values.get(sample.name, 0.0) + sample.value
     return values
@@ -26,7 +28,7 @@ def totals(text: str) -> dict[str, float]:
 
 def kv_capacity(text: str) -> KVCapacity | None:
     """Return the KV cache's capacity, or None where this vLLM does not tell."""
-    for family in text_string_to_metric_families(text):
+    for family in _families(text):
         if family.name.removesuffix("_info") != "vllm:cache_config":
             continue
         for sample in family.samples:
@@ -38,3 +40,8 @@ def kv_capacity(text: str) -> KVCapacity | None:
             except (KeyError, ValueError):
                 continue
     return None
+
+
+@functools.lru_cache(maxsize=1)  # the parser takes tens of milliseconds, and several questions go to one text
+def _families(text: str) -> tuple[Any, ...]:
+    return tuple(text_string_to_metric_families(text))
