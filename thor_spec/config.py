@@ -37,7 +37,7 @@ class ServeConfig:
     memory_floor: int | None = None
     """Bytes of MemAvailable below which the engine is killed; None takes 4 GiB, or 3 % of all memory if more."""
     accept: str | None = None
-    """Rule for drafts of requests that name none: ``exact`` (None), or ``threshold`` or ``typical``, which are lossy."""
+    """Rule for drafts of requests that name none: ``exact`` (None), or the lossy ``threshold`` and ``typical``."""
     accept_eps: float | None = None
     """Threshold of relaxed rules, a probability; None takes 0.09."""
     accept_delta: float | None = None

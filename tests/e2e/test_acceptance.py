@@ -91,7 +91,10 @@ def test_logprobs_are_the_targets_own(hybrid: Served) -> None:
     ids = answer["choices"][0]["token_ids"]
     prompt = post(hybrid, max_tokens=1, temperature=0).json()["choices"][0]["prompt_token_ids"]
     forced = post(hybrid, prompt=prompt + ids, max_tokens=1, temperature=0, prompt_logprobs=0).raise_for_status().json()
-    theirs = [step[str(token)]["logprob"] for token, step in zip(ids, forced["choices"][0]["prompt_logprobs"][len(prompt) :], strict=True)]
+    theirs = [
+        step[str(token)]["logprob"]
+        for token, step in zip(ids, forced["choices"][0]["prompt_logprobs"][len(prompt) :], strict=True)
+    ]
     assert values == pytest.approx(theirs, abs=0.2)
 
 

@@ -17,7 +17,9 @@ def test_what_is_not_ours_passes_as_it_is(body: bytes) -> None:
 
 
 def test_a_rule_travels_in_the_extra_arguments() -> None:
-    body = json.dumps({"model": "x", "vllm_xargs": {"mine": 1}, "thor_spec": {"accept": "threshold", "accept_eps": 0.5}})
+    body = json.dumps(
+        {"model": "x", "vllm_xargs": {"mine": 1}, "thor_spec": {"accept": "threshold", "accept_eps": 0.5}}
+    )
     found, rule = rewritten(body.encode(), SERVER)
     extra = {"mine": 1, "thor_spec_accept": "threshold", "thor_spec_eps": 0.5}
     assert json.loads(found) == {"model": "x", "vllm_xargs": extra}

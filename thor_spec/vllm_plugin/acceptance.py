@@ -31,12 +31,15 @@ class RequestRules:
         self._numbers = torch.zeros(2, slots, dtype=torch.float32, device=device)
         self._kinds = torch.zeros(slots, dtype=torch.int32, device=device)
 
-    def add(self, slot: int, extra: Mapping[str, Any] | None) -> None:
-        """Take the rule that a new request names in its extra arguments, or the default."""
+    def add(self, slot: int, params: Any) -> None:
+        """Take the rule that a new request's sampling parameters name, or the default; greedy ones are exact."""
+        extra: Mapping[str, Any] | None = params.extra_args
         given = {name: value for key, name in REQUEST_KEYS.items() if (value := (extra or {}).get(key)) is not None}
         try:
             rule = self.default.of_request(given)
         except ConfigError:  # the front door refuses these; whoever comes in by another gets exact answers
+            rule = Acceptance()
+        if params.temperature == 0:
             rule = Acceptance()
         self.relaxed[slot] = not rule.is_exact
         self._staged[:, slot] = rule.numbers
@@ -53,7 +56,7 @@ class RequestRules:
         return self._numbers[0], self._numbers[1], self._kinds
 
 
-class RelaxedRejectionSampler(_RejectionSampler):  # type: ignore[misc]  # vLLM's classes are untyped here
+class RelaxedRejectionSampler(_RejectionSampler):
     """vLLM's rejection sampler, with drafts taken that a request's rule allows. Any batch, mixed requests."""
 
     def __init__(self, sampler: Any, *args: Any, rules: RequestRules, count: counters.Writer) -> None:
@@ -95,9 +98,10 @@ class RelaxedRejectionSampler(_RejectionSampler):  # type: ignore[misc]  # vLLM'
             self._count.publish()
         return processed, sampled, num_sampled
 
-    def _lift(self, processed: torch.Tensor) -> None:
+    def _lift(self, processed: torch.Tensor) -> torch.Tensor:
         if self._pending is None:
-            return
+            return processed
+        processed = processed.float()  # where there is nothing to process, these are the model's own
         drafts, slots = self._pending
         rows = len(processed)
         if self._scratch is None or len(self._saved) < rows:
@@ -106,6 +110,7 @@ class RelaxedRejectionSampler(_RejectionSampler):  # type: ignore[misc]  # vLLM'
         eps, delta, _ = self._rules.on_device()
         temperature = self.sampler.sampling_states.temperature.gpu
         kernel.lift(processed, drafts, slots, temperature, eps, delta, self._saved, scratch=self._scratch)
+        return processed
 
 
 class _Lifting:
@@ -120,9 +125,8 @@ class _Lifting:
 
     def apply_sampling_params(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Process logits, then lift."""
-        processed: torch.Tensor = self._sampler.apply_sampling_params(*args, **kwargs)
-        self._processed(processed)
-        return processed
+        lifted: torch.Tensor = self._processed(self._sampler.apply_sampling_params(*args, **kwargs))
+        return lifted
 
 
 def sampler_for(sampler: Any, vllm_config: Any, rules: RequestRules, device: torch.device) -> tuple[Any, Any] | None:

@@ -54,9 +54,8 @@ class _Activated:
     def add_request(self, req_index: int, new_req_data: Any) -> None:
         """Learn the request's rule."""
         super().add_request(req_index, new_req_data)  # type: ignore[misc]
-        if self._rules is not None:
-            params = new_req_data.sampling_params
-            self._rules.add(req_index, params.extra_args if params else None)
+        if self._rules is not None and new_req_data.sampling_params is not None:
+            self._rules.add(req_index, new_req_data.sampling_params)
 
 
 class ThorModelState(_Activated, _Default):
