@@ -42,8 +42,6 @@ PROMPTS = (
     "If the light blinks twice,",
     "class Queue:\n    def __init__(self):",
     "In spring the water is high and brown. " * 12,
-    "Keep the fan clear of dust;",
-    "\n\n",
 )
 
 
