@@ -13,6 +13,7 @@ from thor_spec.errors import ConfigError, PlatformError
 from thor_spec.serve import plan as planning
 from thor_spec.serve.plan import Plan, make_plan
 from thor_spec.vllm_plugin import compat
+from thor_spec.vllm_plugin.options import PluginOptions
 
 
 @pytest.fixture(params=[False, True], ids=["cpu", "gpu"])
@@ -126,3 +127,26 @@ def test_a_plugin_that_is_not_installed(make: Callable[..., Plan], monkeypatch: 
     monkeypatch.setattr(compat, "PLUGIN_GROUP", "no.such.group")
     with pytest.raises(PlatformError, match="not registered"):
         make()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"accept": "loose"}, "accept='loose' is not one of"),
+        ({"accept": "typical", "accept_eps": 3.0}, "accept_eps=3.0 must be a number of at most 1"),
+        ({"draft": "none", "accept": "typical"}, "--accept needs drafts"),
+        ({"draft": "none", "accept_eps": 0.1}, "--accept-eps needs drafts"),
+    ],
+)
+def test_a_rule_that_cannot_be_is_refused(make: Callable[..., Plan], flags: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make(**flags)
+
+
+def test_a_rule_reaches_the_plugin_and_the_front_door(make: Callable[..., Plan]) -> None:
+    plan = make(accept="typical", accept_eps=0.2)
+    additional = json.loads(plan.argv[plan.argv.index("--additional-config") + 1])
+    assert PluginOptions.parse(additional).acceptance == plan.acceptance
+    assert plan.acceptance.described == "typical eps=0.2 delta=0.3"
+    assert plan.argv[plan.argv.index("--middleware") + 1].endswith("front_door.FrontDoor")
+    assert "--middleware" not in make(draft="none").argv

@@ -120,3 +120,16 @@ def test_a_request_overrides_the_servers_rule() -> None:
     assert server.of_request({"accept": "exact"}).is_exact
     assert server.of_request({"accept_eps": 0.3}) == Acceptance(rule="typical", eps=0.3, delta=0.2)
     assert server.of_request({"accept": "threshold"}).numbers == (0.1, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        (Acceptance(), "exact"),
+        (Acceptance(rule="typical", eps=0), "exact"),
+        (Acceptance(rule="threshold", eps=0.25), "threshold eps=0.25"),
+        (Acceptance(rule="typical"), "typical eps=0.09 delta=0.3"),
+    ],
+)
+def test_a_rule_in_words(rule: Acceptance, says: str) -> None:
+    assert rule.described == says

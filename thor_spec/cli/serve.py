@@ -144,7 +144,8 @@ def _ready_text(ready: "Ready") -> str:
     capacity = (
         f"{ready.kv.tokens:,} tokens, {ready.kv.sequences:.1f} sequences of {ready.context:,}" if ready.kv else "?"
     )
-    speculation = f"{ready.drafter}, K = {ready.draft_tokens}" if ready.drafter else "none"
+    lossy = "" if ready.accept == "exact" else f", accept {ready.accept} (lossy)"
+    speculation = f"{ready.drafter}, K = {ready.draft_tokens}{lossy}" if ready.drafter else "none"
     message = {"role": "user", "content": "Say hello."}
     body = json.dumps({"model": ready.model, "messages": [message], "max_tokens": 64})
     return "\n".join(

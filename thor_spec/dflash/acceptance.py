@@ -54,6 +54,14 @@ class Acceptance:
             return 0.0, 0.0
         return self.eps, math.inf if self.rule == "threshold" else self.delta
 
+    @property
+    def described(self) -> str:
+        """The rule in words, as answers are labelled with it."""
+        if self.is_exact:
+            return "exact"
+        eps = f"{self.rule} eps={self.eps:g}"
+        return eps if self.rule == "threshold" else f"{eps} delta={self.delta:g}"
+
     def of_request(self, given: Mapping[str, Any]) -> "Acceptance":
         """Return the rule of a request that says ``accept``, ``accept_eps`` or ``accept_delta``; this one otherwise.
 

@@ -112,6 +112,7 @@ class Engine:
             model=plan.resolved.config.model,
             drafter=plan.drafter.name if plan.drafter else None,
             draft_tokens=plan.draft_tokens,
+            accept=plan.acceptance.described,
             context=plan.context,
             kv=outcome.kv,
             checks=outcome.checks,

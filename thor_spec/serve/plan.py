@@ -57,6 +57,11 @@ class Plan:
         return f"http://{host}:{self.resolved.config.port}"
 
     @property
+    def acceptance(self) -> Acceptance:
+        """How drafts are taken by requests that do not say."""
+        return Acceptance().of_request(_acceptance(self.resolved.config))
+
+    @property
     def full_canary(self) -> bool:
         """Whether READY waits for the full canary set: on a GPU, if nothing else was said."""
         return (self.resolved.config.canary or ("full" if has_gpu_build() else "quick")) == "full"
@@ -154,7 +159,11 @@ def _argv(
     if drafter:
         speculation = {"method": "dflash", "model": str(drafter.path), "num_speculative_tokens": draft_tokens}
         ours["--speculative-config"] = json.dumps(speculation)
-    options = _acceptance(config, drafter) if gpu else {"runner_kernels": "torch", **_acceptance(config, drafter)}
+    relaxation = _acceptance(config)
+    if relaxation and drafter is None:
+        raise ConfigError(f"--{next(iter(relaxation)).replace('_', '-')} needs drafts. Name a drafter: --draft.")
+    Acceptance().of_request(relaxation)  # checks it
+    options = relaxation if gpu else {"runner_kernels": "torch", **relaxation}
     additional, passed = passthrough.merged_additional_config({PLUGIN: options}, config.vllm_args)
     if gpu and importlib.util.find_spec("cutlass") is None:
         # On Hopper vLLM prefers FlashInfer's prefill, which dies at the first prompt without nvidia-cutlass-dsl.
@@ -176,15 +185,9 @@ def _argv(
     return (sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags, *defaults, *passed)
 
 
-def _acceptance(config: ServeConfig, drafter: Checkpoint | None) -> dict[str, Any]:
-    """Return the plugin's options for how drafts are taken. Raises: ConfigError."""
-    given = {
-        name: value for name in ("accept", "accept_eps", "accept_delta") if (value := getattr(config, name)) is not None
-    }
-    if given and drafter is None:
-        raise ConfigError(f"--{next(iter(given)).replace('_', '-')} needs drafts to take. Name a drafter: --draft.")
-    Acceptance().of_request(given)  # checks them
-    return given
+def _acceptance(config: ServeConfig) -> dict[str, Any]:
+    names = ("accept", "accept_eps", "accept_delta")
+    return {name: value for name in names if (value := getattr(config, name)) is not None}
 
 
 def _environment(*, gpu: bool) -> dict[str, str]:

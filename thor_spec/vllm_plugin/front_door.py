@@ -43,7 +43,7 @@ class FrontDoor:
                 await _refuse(send, str(error))
                 return
             scope = {**scope, "headers": [*_without_length(scope), (b"content-length", str(len(body)).encode())]}
-        label = described(rule).encode()
+        label = rule.described.encode()
 
         async def labelled(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -81,14 +81,6 @@ def rewritten(body: bytes, default: Acceptance) -> tuple[bytes, Acceptance]:
     names = {name: key for key, name in REQUEST_KEYS.items()}
     request["vllm_xargs"] = {**extra, **{names[name]: value for name, value in given.items()}}
     return json.dumps(request).encode(), rule
-
-
-def described(rule: Acceptance) -> str:
-    """Return the rule as the header and the documentation have it."""
-    if rule.is_exact:
-        return "exact"
-    eps = f"{rule.rule} eps={rule.eps:g}"
-    return eps if rule.rule == "threshold" else f"{eps} delta={rule.delta:g}"
 
 
 class _Collector:
