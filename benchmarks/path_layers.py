@@ -9,7 +9,7 @@ from thor_spec.kernels.conv_tree import kernel as conv
 from thor_spec.kernels.kv_compact import kernel as compact
 from thor_spec.kernels.tree_attention import kernel as attention
 from thor_spec.kernels.tree_attention.tiles import Tiles
-from thor_spec.kernels.tree_paths.reference import allocate
+from thor_spec.kernels.tree_paths.reference import tree_paths
 
 Launch = Callable[[], object]
 
@@ -49,13 +49,9 @@ class PathLayer:
         whole = torch.arange(r + 1, dtype=torch.int32, device=device)
         table = 1 + torch.randperm(r * blocks, device=device).view(r, blocks).to(torch.int32)
         at = self.context + torch.arange(n, device=device)
-        paths = allocate(r, n, device)
-        masks: list[int] = []
-        for node, parent in enumerate(self.parents):
-            masks.append(1 << node | (masks[parent] if parent >= 0 else 0))
-        signed = [mask - (1 << 64) if mask >> 63 else mask for mask in masks]
-        paths.masks.copy_(torch.tensor(signed, dtype=torch.int64, device=device).expand(r, n))
-        path = [node for node in range(n) if masks[n - 1] >> node & 1]
+        parents = torch.tensor(self.parents, dtype=torch.int32, device=device).expand(r, n).contiguous()
+        masks = tree_paths(parents, whole * n).masks
+        path = [node for node in range(n) if int(masks[0, n - 1]) >> node & 1]
         both = normal(1 + r * blocks, 2, d.block_size, d.kv_heads, d.head_dim)
         self._tensors = {
             "x": normal(r * n, d.channels),
@@ -64,7 +60,7 @@ class PathLayer:
             "inputs": normal(r, n, d.channels),
             "slots_of": whole[1:],
             "records": whole[:-1].contiguous(),
-            "parents": torch.tensor(self.parents, dtype=torch.int32, device=device).expand(r, n).contiguous(),
+            "parents": parents,
             "cu_nodes": whole * n,
             "path": torch.tensor(path, dtype=torch.int32, device=device).expand(r, len(path)).contiguous(),
             "accepted": torch.full((r,), len(path), dtype=torch.int32, device=device),
@@ -73,7 +69,7 @@ class PathLayer:
             "values": both[:, 1],
             "table": table,
             "lengths": torch.full((r,), self.context + n, dtype=torch.int32, device=device),
-            "masks": paths.masks,
+            "masks": masks,
             "slots": (table[:, at // d.block_size].long() * d.block_size + at % d.block_size).flatten(),
         }
 

@@ -30,3 +30,9 @@ def test_a_rule_travels_in_the_extra_arguments() -> None:
 def test_a_wrong_rule_is_refused(given: object) -> None:
     with pytest.raises(ConfigError):
         rewritten(json.dumps({"thor_spec": given}).encode(), SERVER)
+
+
+@pytest.mark.parametrize("extra", [[1], "x", 3])
+def test_extra_arguments_that_are_no_object_are_refused(extra: object) -> None:
+    with pytest.raises(ConfigError, match="vllm_xargs must be an object"):
+        rewritten(json.dumps({"vllm_xargs": extra, "thor_spec": {"accept": "exact"}}).encode(), SERVER)

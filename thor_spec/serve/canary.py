@@ -118,7 +118,7 @@ def _ask_many(client: httpx.Client, model: str) -> None:
 
 def _ask_long(client: httpx.Client, model: str, context: int) -> None:
     """Ask a prompt of many tokens twice: where prefixes are cached, the second answer comes from the cache."""
-    choice = _sent(client, "POST", "/v1/completions", _completion(model)).json()["choices"][0]
+    choice = _sent(client, "POST", "/v1/completions", {**_completion(model), "max_tokens": 1}).json()["choices"][0]
     ids = choice["prompt_token_ids"]
     length = min(LONG_TOKENS, context - TOKENS)
     prompt = (ids * (length // len(ids) + 1))[:length]

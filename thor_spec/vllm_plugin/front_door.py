@@ -4,6 +4,7 @@ A body's ``{"thor_spec": {"accept": "typical"}}`` is checked here, where a mista
 as ``vllm_xargs``. Each answer says in a header which rule its tokens came by, since a relaxed rule is not lossless.
 """
 
+import functools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -33,9 +34,6 @@ class FrontDoor:
             return
         body = await _whole(receive)
         rule = self._default_rule(scope)
-        if rule is None:
-            await self._app(scope, _replay(body, receive), send)
-            return
         if b'"thor_spec"' in body:
             try:
                 body, rule = rewritten(body, rule)
@@ -52,13 +50,9 @@ class FrontDoor:
 
         await self._app(scope, _replay(body, receive), labelled)
 
-    def _default_rule(self, scope: Any) -> Acceptance | None:
-        """Return the server's rule; None without speculation, when no token is a draft."""
-        config = scope["app"].state.vllm_config
-        if config.speculative_config is None:
-            return None
-        if self._default is None:
-            self._default = PluginOptions.parse(config.additional_config).acceptance
+    def _default_rule(self, scope: Any) -> Acceptance:
+        if self._default is None:  # the application knows its configuration only once it serves
+            self._default = PluginOptions.parse(scope["app"].state.vllm_config.additional_config).acceptance
         return self._default
 
 
@@ -78,6 +72,8 @@ def rewritten(body: bytes, default: Acceptance) -> tuple[bytes, Acceptance]:
         raise ConfigError(f'{NAME} must be an object such as {{"accept": "exact"}}, not {type(given).__name__}.')
     rule = default.of_request(given)
     extra = request.get("vllm_xargs") or {}
+    if not isinstance(extra, dict):
+        raise ConfigError(f"vllm_xargs must be an object, not {type(extra).__name__}.")
     names = {name: key for key, name in REQUEST_KEYS.items()}
     request["vllm_xargs"] = {**extra, **{names[name]: value for name, value in given.items()}}
     return json.dumps(request).encode(), rule
@@ -104,11 +100,11 @@ class _Collector:
             yield family
 
 
+@functools.cache  # the registry refuses a second one
 def _register_collector() -> None:
     from prometheus_client import REGISTRY
 
-    if not any(isinstance(known, _Collector) for known in list(REGISTRY._collector_to_names)):  # noqa: SLF001
-        REGISTRY.register(_Collector())
+    REGISTRY.register(_Collector())
 
 
 async def _whole(receive: Any) -> bytes:
