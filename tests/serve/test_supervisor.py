@@ -73,6 +73,13 @@ def test_the_full_canary(plan: Callable[..., Plan], port: int, tmp_path: Path) -
     assert recorder.was_ready.checks == everything
 
 
+def test_golden_answers_that_cannot_be_read_start_nothing(plan: Callable[..., Plan], port: int, tmp_path: Path) -> None:
+    recorder = Recorder()
+    with nothing_left_behind(port), pytest.raises(ConfigError, match="cannot be read: No such file"):
+        supervisor.serve(plan(golden=tmp_path / "none.json"), recorder)
+    assert recorder.phases == []
+
+
 @pytest.mark.parametrize(
     ("fault", "golden", "error", "says"),
     [

@@ -6,13 +6,13 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-from thor_spec.errors import CanaryError, ConfigError
+from thor_spec.errors import CanaryError
 from thor_spec.serve import metrics
+from thor_spec.serve.golden import Golden
 
 PROMPT = "def mean(values):\n    return"
 TOKENS = 16
@@ -59,8 +59,8 @@ class Canary:
     context: int = 0
     acceptance_floor: float | None = None
     """Least tokens per verify step, averaged over the set; None asks for any draft at all."""
-    golden: Path | None = None
-    """JSON list of ``{"prompt": …, "text": …}``: greedy answers must begin with these texts."""
+    golden: Golden = ()
+    """Greedy answers must begin with these texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +75,8 @@ class Outcome:
 def run(url: str, model: str, asked: Canary) -> Outcome:
     """Send the canary set.
 
-    Raises: CanaryError, naming the request and what came back; ConfigError, if the golden answers cannot be read.
+    Raises: CanaryError, naming the request and what came back.
     """
-    golden = _read_golden(asked.golden) if asked.golden else []
     checks = ["plain", "stream", "repeat"]
     with httpx.Client(base_url=url, timeout=TIMEOUT_S, verify=False) as client:  # plain HTTP: no certificates to load
         _ask_twice(client, model, tools=asked.tools)
@@ -86,8 +85,8 @@ def run(url: str, model: str, asked: Canary) -> Outcome:
             _ask_many(client, model)
             _ask_long(client, model, asked.context)
             checks += ["batch", "long prompt"]
-        if golden:
-            _require_golden(client, model, golden)
+        if asked.golden:
+            _require_golden(client, model, asked.golden)
             checks.append("golden answers")
         text = _get(client, "/metrics")
     counted = metrics.totals(text)  # from zero on: nobody else has asked this engine anything
@@ -148,19 +147,7 @@ def _require_speculation(drafts: int, accepted: int, floor: float | None) -> Non
         )
 
 
-def _read_golden(path: Path) -> list[tuple[str, str]]:
-    try:
-        found = [(item["prompt"], item["text"]) for item in json.loads(path.read_text(encoding="utf-8"))]
-    except OSError as error:
-        raise ConfigError(f"The golden answers {path} cannot be read: {error.strerror}.") from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f'The golden answers {path} must be a JSON list of {{"prompt": …, "text": …}}.') from error
-    if not found:
-        raise ConfigError(f"The golden answers {path} are empty. Leave the option out instead.")
-    return found
-
-
-def _require_golden(client: httpx.Client, model: str, golden: list[tuple[str, str]]) -> None:
+def _require_golden(client: httpx.Client, model: str, golden: Golden) -> None:
     for prompt, text in golden:
         body = {**_completion(model, prompt), "max_tokens": len(text.encode())}  # a token has a byte at least
         answer = _sent(client, "POST", "/v1/completions", body).json()["choices"][0]["text"]

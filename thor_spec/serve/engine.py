@@ -16,6 +16,7 @@ from thor_spec.serve import failure, log
 from thor_spec.serve.activity import ActivityReader
 from thor_spec.serve.background import in_thread
 from thor_spec.serve.events import Ready
+from thor_spec.serve.golden import Golden
 from thor_spec.serve.phases import Phase, phase_begun
 from thor_spec.serve.plan import Plan
 from thor_spec.serve.service_events import ServiceEvents
@@ -47,8 +48,10 @@ class Engine:
         stop: StopRequests,
         clock: Callable[[], float],
         cached: bool,
+        golden: Golden,
     ) -> None:
         self._plan = plan
+        self._golden = golden
         self._guarded = guarded
         self._job = guarded.job
         self._log_file = log_file
@@ -208,7 +211,7 @@ class Engine:
                     full=plan.full_canary,
                     context=plan.context,
                     acceptance_floor=plan.resolved.config.acceptance_floor,
-                    golden=plan.resolved.config.golden,
+                    golden=self._golden,
                 ),
             ),
             name="canary",

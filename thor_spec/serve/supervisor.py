@@ -13,9 +13,10 @@ from thor_spec.errors import BusyError, LockPathError, StalledError
 from thor_spec.guard.guarded import GuardedJob, Settings
 from thor_spec.guard.locks import ADMISSION, Lock, LockDirectory
 from thor_spec.guard.notify import Notifier
-from thor_spec.serve import address, dump, history, log
+from thor_spec.serve import address, dump, golden, history, log
 from thor_spec.serve.engine import Engine
 from thor_spec.serve.events import Events
+from thor_spec.serve.golden import Golden
 from thor_spec.serve.plan import Plan
 from thor_spec.serve.service_events import ServiceEvents
 from thor_spec.serve.stop_requests import StopRequests
@@ -40,8 +41,8 @@ def serve(
         settings: how the job is guarded; the plan's memory floor wins over it.
         notifier: the service manager; None takes the one that started this process, if one did.
 
-    Raises: BusyError, OrphanError, LockPathError; CapacityError; ConfigError (address, log file); PlatformError (the
-        plugin is not at work in the engine); EngineStartError; StartDeadlineError; CanaryError; EngineDeadError;
+    Raises: BusyError, OrphanError, LockPathError; CapacityError; ConfigError (address, log file, golden
+        answers); PlatformError (the plugin is not at work in the engine); EngineStartError; StartDeadlineError; CanaryError; EngineDeadError;
         StalledError, after one restart; MemoryGuardError; GuardFailureError; StuckInKernelError;
         MemoryNotReturnedError.
     """
@@ -61,7 +62,8 @@ def serve(
             raise
         try:
             address.require_free(config.host, config.port)
-            service = _Service(plan, told, stop, admission, log.open_path(config.log_file), clock, settings)
+            answers = golden.read(config.golden) if config.golden else ()  # a mistake shows before weights load
+            service = _Service(plan, told, stop, admission, log.open_path(config.log_file), clock, settings, answers)
             for restarts_left in range(RESTARTS, -1, -1):
                 try:
                     service.run(began, may_restart=restarts_left > 0)
@@ -86,6 +88,7 @@ class _Service:
     log_file: Path
     clock: Callable[[], float]
     settings: Settings
+    golden: Golden
 
     def run(self, began: float, *, may_restart: bool) -> None:
         """Run one engine, from its start to its end."""
@@ -115,6 +118,7 @@ class _Service:
                     stop=self.stop,
                     clock=self.clock,
                     cached=history.was_ready(env.state_dir(), start),
+                    golden=self.golden,
                 )
                 again = False
                 try:
