@@ -1,4 +1,4 @@
-"""A copy of a kernel module with one piece of its source replaced."""
+"""A kernel module with a fault in its source."""
 
 import importlib.util
 import sys
@@ -7,16 +7,21 @@ from types import ModuleType
 
 
 def mutant(module: ModuleType, old: str, new: str, folder: Path) -> ModuleType:
-    """Return ``module`` with every ``old`` replaced; Triton reads sources, so the copy is a file."""
+    """Return ``module`` with every ``old`` replaced."""
     source = Path(str(module.__file__)).read_text(encoding="utf-8")
-    assert old in source, f"the mutant is out of date: {old!r}"
-    name = f"mutant_{abs(hash((module.__name__, old, new)))}"
+    assert old in source, "the line is gone: change this list with the kernel"
+    return imported(source.replace(old, new), folder)
+
+
+def imported(source: str, folder: Path) -> ModuleType:
+    """Return the module of this source; Triton reads sources, so it is a file, and caches them by its name."""
+    name = f"mutant_{abs(hash(source))}"
     path = folder / f"{name}.py"
-    path.write_text(source.replace(old, new), encoding="utf-8")
+    path.write_text(source, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec
     assert spec.loader
-    copy = importlib.util.module_from_spec(spec)
-    sys.modules[name] = copy
-    spec.loader.exec_module(copy)
-    return copy
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[name] = made
+    spec.loader.exec_module(made)
+    return made

@@ -5,7 +5,7 @@ originals wherever those were imported. Faults stay inside their buffers: an int
 the test process with it.
 """
 
-import importlib.util
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +21,7 @@ from tests.kernels import cases
 from tests.kernels.cases import chain, comb, random_tree
 from tests.kernels.checks import ONE, Variant, as_tensors, check_commit, check_verify, verify
 from tests.kernels.close import assert_same_bits
+from tests.kernels.mutants import imported
 from thor_spec.kernels.gdn_commit import kernel as commit
 from thor_spec.kernels.gdn_commit import reference
 from thor_spec.kernels.gdn_verify.tiles import Tiles
@@ -184,13 +185,7 @@ def put_in_place(folder: str, source: str, tmp_path: Path, monkeypatch: pytest.M
     """Import ``source`` as a module and let its Triton functions replace those of the original, everywhere."""
     name = "thor_spec.kernels." + folder.replace("/", ".") + ".kernel"
     original = importlib.import_module(name)
-    path = tmp_path / f"{folder.replace('/', '_')}.py"  # a name of its own: sources are cached by name
-    path.write_text(source, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("mutant", path)
-    assert spec is not None
-    assert spec.loader is not None
-    mutant = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(mutant)
+    mutant = imported(source, tmp_path)
     own = {f: key for key, f in functions(original).items() if f.fn.__module__ == name}  # type: ignore[attr-defined]
     for module in [m for key, m in sys.modules.items() if key.startswith("thor_spec.kernels")]:
         for key, function in functions(module).items():

@@ -41,9 +41,9 @@ def serve(
         settings: how the job is guarded; the plan's memory floor wins over it.
         notifier: the service manager; None takes the one that started this process, if one did.
 
-    Raises: BusyError, OrphanError, LockPathError; CapacityError; ConfigError (address, log file, golden
-        answers); PlatformError (the plugin is not at work in the engine); EngineStartError; StartDeadlineError; CanaryError; EngineDeadError;
-        StalledError, after one restart; MemoryGuardError; GuardFailureError; StuckInKernelError;
+    Raises: BusyError, OrphanError, LockPathError; CapacityError; ConfigError (address, log file, golden answers);
+        PlatformError (the plugin is not at work in the engine); EngineStartError; StartDeadlineError; CanaryError;
+        EngineDeadError; StalledError, after one restart; MemoryGuardError; GuardFailureError; StuckInKernelError;
         MemoryNotReturnedError.
     """
     began = clock()
