@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-import triton
 
 from thor_spec.errors import ConfigError
 
@@ -46,7 +45,7 @@ def replay_tiles(*, heads: int, value_dim: int, tree: bool, deferred: bool, sms:
     Args:
         heads: states to advance, requests times value heads.
     """
-    block_v = min(32, triton.next_power_of_2(value_dim))
+    block_v = min(32, 1 << (value_dim - 1).bit_length())
     programs = heads * -(-value_dim // block_v)
     walkers = 1
     while tree and not deferred and walkers < 8 and programs * walkers < 2 * sms:

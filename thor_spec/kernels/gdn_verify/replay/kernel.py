@@ -181,7 +181,7 @@ def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, m
                         q_raw, k_raw, v_raw, a_raw, b_raw, A, bias, scale, HAS_BETA, L2_NORM
                     )
                     h, u, o = _step(h, b_q, b_k, b_v, beta, g, DELTA, PER_CHANNEL)
-                    _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, slab + wrap(offset + t, rows), o, u, k_raw,
-                                k_scale, g, i_h, i_hv, i_v, o_k, o_v, H, HV, K, V, PER_CHANNEL)  # fmt: skip
+                    _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, slab + wrap(offset + t, rows), o, u,
+                                k_raw, k_scale, g, i_h, i_hv, i_v, o_k, o_v, H, HV, K, V, PER_CHANNEL)  # fmt: skip
                 tl.debug_barrier()  # the next walk reads rows that other threads of this program wrote
             turn += 1
