@@ -47,7 +47,21 @@ WAYS: dict[str, tuple[Variant, int | None]] = {
 }  # fmt: skip
 SWEEP: dict[str, tuple[Variant, list[Tiles]]] = {
     "replay": ("replay", [Tiles(block_v=bv, warps=4) for bv in (8, 16, 32)]),
-    "wy": ("wy", [Tiles(block_v=bv, warps=w) for bv, w in ((16, 2), (16, 4), (32, 4), (64, 4), (64, 8), (128, 8))]),
+    "wy": (
+        "wy",
+        [
+            Tiles(block_v=bv, warps=w, registers=r)
+            for bv, w, r in (
+                (16, 2, None),
+                (32, 4, None),
+                (32, 2, None),
+                (64, 4, None),
+                (64, 4, 168),
+                (64, 4, 128),
+                (128, 8, None),
+            )
+        ],
+    ),
 }
 SPLITS = [Tiles(block_v=bv, warps=4, walkers=w) for bv in (8, 16, 32) for w in (2, 4, 8)]
 
@@ -128,8 +142,9 @@ def run_case(dims: Dims, shape: Shape, device: str, snapshot: Any, repetitions: 
     if sweep:
         for name, (variant, geometries) in SWEEP.items():
             for tiles in geometries + (SPLITS if name == "replay" and not shape.is_chain else []):
-                label = f"{name}, commit, rows {tiles.block_v}, warps {tiles.warps}, walkers {tiles.walkers}"
-                ways[label] = [layer.ours(variant, None, tiles) for layer in layers]
+                period = 1 if tiles.walkers == 1 else None
+                label = f"{name}, {tiles}"
+                ways[label] = [layer.ours(variant, period, tiles) for layer in layers]
     samples = timed(ways, repetitions, device)
     result: dict[str, Any] = {
         "layers": copies,

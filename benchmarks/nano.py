@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,15 @@ def main() -> None:
         print(json.dumps(measure(options, options.one)))
         return
     prompts = read_prompts(options)
-    with tempfile.TemporaryDirectory() as folder:
-        runs = {drafts: in_a_process(drafts, Path(folder)) for drafts in (0, *options.drafts)}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.gpus) as pool:
+        arms = (*options.drafts, 0)
+        found = pool.map(lambda arm: in_a_process(arms[arm], Path(folder), str(arm % options.gpus)), range(len(arms)))
+        runs = dict(zip(arms, found, strict=True))
     result: dict[str, Any] = {
         "target": options.target.name,
         "drafter": options.drafter.name,
         "new_tokens": options.new,
+        "eager": options.eager,
         "prompts": {kind: len(rows) for kind, rows in prompts.items()},
         "runs": {
             f"K={drafts}" if drafts else "no drafts": {
@@ -65,6 +69,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=64, help="of each kind")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--gpus", type=int, default=1, help="engines that run at once, each on a GPU of its own")
+    parser.add_argument("--eager", action="store_true", help="no compilation and no graphs: a quick start, slow steps")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -74,8 +80,8 @@ def read_prompts(options: argparse.Namespace) -> dict[str, list[list[int]]]:
     return {kind: rows[: options.prompts] for kind, rows in prompts.items()}
 
 
-def in_a_process(drafts: int, folder: Path) -> dict[str, Any]:
-    """Return what ``measure`` returns, from a process that takes its memory with it."""
+def in_a_process(drafts: int, folder: Path, gpu: str) -> dict[str, Any]:
+    """Return what ``measure`` returns, from a process that takes its memory with it, on the GPU of that number."""
     from thor_spec.vllm_plugin.seam import has_gpu_build
 
     variables = {
@@ -93,7 +99,7 @@ def in_a_process(drafts: int, folder: Path) -> dict[str, Any]:
         done = subprocess.run(
             [sys.executable, __file__, *sys.argv[1:], "--one", str(drafts)],
             cwd=ROOT,
-            env={**os.environ, **variables},
+            env={"CUDA_VISIBLE_DEVICES": gpu, **os.environ, **variables},
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -125,7 +131,7 @@ def measure(options: argparse.Namespace, drafts: int) -> dict[str, Any]:
         max_model_len=2048,
         max_num_seqs=options.batch,
         seed=options.seed,
-        enforce_eager=not gpu,
+        enforce_eager=options.eager or not gpu,
         **({"gpu_memory_utilization": 0.5} if gpu else {"kv_cache_memory_bytes": 1 << 30}),
     )
     found = {}

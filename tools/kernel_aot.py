@@ -226,6 +226,7 @@ def compile_only(arch: int) -> Compiler:
     """Make every launch compile for ``arch`` and go no further; return the collector."""
     compiler = Compiler(arch)
     triton.runtime.driver.set_active(compiler)
+    setattr(verify, "launches_early", lambda device: True)  # noqa: ARG005, B010
     original = getattr(JITFunction, "run_and_launch", JITFunction.run)
     JITFunction.run_and_launch = original
 

@@ -83,6 +83,17 @@ def float32(variant: Variant) -> None:
     check_verify(cases.make([chain(4)], dtype=torch.float32, key_dim=32), variant, "cpu")
 
 
+def two_blocks(variant: Variant) -> None:
+    check_verify(cases.make([chain(30)], tree=False), variant, "cpu")
+
+
+def three_blocks(variant: Variant) -> None:
+    """Keys alike and nothing forgotten: what is two blocks up still counts."""
+    case = cases.make([chain(46)], tree=False, decays=lambda a: a * 0 - 60.0, betas=lambda b: b * 0 + 200.0)
+    case.args["k"].mul_(0.3).add_(1.0)
+    check_verify(case, variant, "cpu")
+
+
 def one_branch(variant: Variant) -> None:
     check_verify(cases.make([chain(18)], tree=False), variant, "cpu")
 
@@ -142,27 +153,36 @@ MUTANTS: list[tuple[str, str, str, Callable[[Variant], None], Variant]] = [
     (REPLAY, "reuse = (branch_path & ~beaten) == 0", "reuse = branch_path != 0", trees, "replay"),
     (REPLAY, "h = tl.where(reuse, branch, start)", "h = branch", trees, "replay"),
     (REPLAY, "branch = h\n", "branch = start\n", trees, "replay"),
-    (REPLAY, "if turn % WALKERS == walker", "if turn % WALKERS == 0", walkers, "replay"),
+    (REPLAY, "for _before in range(walker)", "for _before in range(0)", walkers, "replay"),
+    (REPLAY, "tl.static_range(WALKERS)", "tl.static_range(WALKERS + 1)", walkers, "replay"),
     (REPLAY, "tl.minimum(t + 1, count - 1)", "t", one_branch, "replay"),
     (REPLAY, "i_hv % (HV // H) == 0", "i_hv == 0", trees, "replay"),
     (REPLAY, "offset = wrap(offset + kept, rows)", "offset = offset", deferred, "replay"),
     (COMMON, "tl.where(offset >= rows, offset - rows, offset)", "tl.minimum(offset, rows - 1)", deferred, "replay"),
     (REPLAY, "start = rounded.to(tl.float32)", "start = start + 0.0", deferred, "replay"),
-    (WY, "if slot <= 0:", "if slot < -5:", trees, "wy"),
-    (WY, "tl.where(o_t[:, None] == o_t[None, :], 0.0,", "tl.where(o_t[:, None] < 0, 0.0,", trees, "wy"),
+    (WY, "if (slot <= 0) | (count <= 0):", "if (slot < -5) | (count <= 0):", trees, "wy"),
+    (WY, "_inverse(tl.where(t[:, None] == t[None, :], 0.0, A), BW)", "_inverse(A, BW)", trees, "wy"),
+    (WY, "tl.where(diagonal, 0.0, blocks)", "blocks", two_blocks, "wy"),
+    (WY, "X -= tl.dot(M, X", "X += tl.dot(M, X", two_blocks, "wy"),
+    (WY, "if BLOCKS > 2:", "if BLOCKS > 4:", three_blocks, "wy"),
+    (WY, "square = tl.dot(M, M,", "square = tl.dot(M, X,", three_blocks, "wy"),
     (WY, "for i in range(15):", "for i in range(14):", one_branch, "wy"),
     (WY, "T -= below", "T += below", trees, "wy"),
-    (WY, "exponent = (coarse[:, None] - coarse_i[None, :]) + (fine[:, None] - fine_i[None, :])",
-     "exponent = (coarse + fine)[:, None] - (coarse_i + fine_i)[None, :]", steep, "wy"),
+    (WY, "exponent = (coarse[:, None] - coarse[None, :]) + (fine[:, None] - fine[None, :])",
+     "exponent = (coarse + fine)[:, None] - (coarse + fine)[None, :]", steep, "wy"),
     (WY, "tl.maximum(g, -1024.0)", "g", endless, "wy"),
     (WY, 'tl.exp(tl.where(on_path, exponent, float("-inf")))', "tl.exp(exponent) * on_path", far_apart, "wy"),
-    (WY, "u = u - recalled * (fade * k_scale)[None, :]", "u = u - recalled * k_scale[None, :]", trees, "wy"),
-    (WY, "for before in range(0, start, BT)", "for before in range(0, start - BT, BT)", trees, "wy"),
-    (WY, "weights = dot_of_inputs(b_k, k_i, WIDEN) * D_i * (beta * k_scale)[:, None]",
-     "weights = dot_of_inputs(b_k, k_i, WIDEN) * D_i * k_scale[:, None]", trees, "wy"),
+    (WY, "r -= recalled * tl.load(factors + head * 2 * BW + t)[None, :]", "r -= recalled", trees, "wy"),
+    (WY, "tl.load(factors + (head * 2 + 1) * BW + t)", "tl.load(factors + head * 2 * BW + t)", trees, "wy"),
+    (WY, "t[None, :] * BW + t[:, None]  # transposed", "t[:, None] * BW + t[None, :]", trees, "wy"),
+    (WY, "BW) * beta[None, :]", "BW)", trees, "wy"),
+    (WY, "(beta * k_scale)[:, None]", "k_scale[:, None]", trees, "wy"),
+    (WY, "dot_of_inputs(b_q, b_k, WIDEN) * D * q_scale[:, None]", "dot_of_inputs(b_q, b_k, WIDEN) * D", trees, "wy"),
+    (WY, "acc=o, input_precision", "acc=u, input_precision", trees, "wy"),
     (WY, "(tl.full(t.shape, 2, tl.int64) << t.to(tl.int64)) - 1", "(tl.full(t.shape, 1, tl.int64) << t.to(tl.int64)) - 1",
      one_branch, "wy"),
     (WY, "offset = wrap(offset + kept, rows)", "offset = offset", deferred, "wy"),
+    (WY, "wrap(tl.load(start_row + rec) + tl.load(pending + rec), rows)", "tl.load(start_row + rec)", deferred, "wy"),
     (WY, "h = rounded.to(tl.float32)", "h = h + 0.0", deferred, "wy"),
     ("gdn_commit", "now = tl.where(flushed, 0, first)", "now = tl.where(flushed, first, first)", deferred, "replay"),
     ("gdn_commit", "tl.where(flushed, wrap(start + first, rows), start)", "start", deferred, "replay"),

@@ -10,8 +10,8 @@ from thor_spec.errors import ConfigError
 from thor_spec.kernels.gdn_common.checks import check_record, check_state
 from thor_spec.kernels.gdn_common.record import Record
 from thor_spec.kernels.gdn_verify.replay.kernel import replay
-from thor_spec.kernels.gdn_verify.tiles import Tiles, processors, replay_tiles, wy_tiles
-from thor_spec.kernels.gdn_verify.wy.kernel import wy
+from thor_spec.kernels.gdn_verify.tiles import Tiles, launches_early, processors, replay_tiles, wy_tiles
+from thor_spec.kernels.gdn_verify.wy.kernel import wy, wy_solve
 from thor_spec.kernels.tree_paths.reference import MAX_NODES, TreePaths
 
 Variant = Literal["replay", "wy"]
@@ -40,7 +40,7 @@ def gdn_verify(
     width: int | None = None,
     tiles: Tiles | None = None,
 ) -> torch.Tensor:
-    """Return every node's output; see ``reference.gdn_verify``. One launch, no synchronization.
+    """Return every node's output; see ``reference.gdn_verify``. One launch (wy: two), no synchronization.
 
     Args:
         variant: ``replay`` computes in the order of one-token decoding, bit for bit. ``wy`` solves for all nodes at
@@ -48,7 +48,7 @@ def gdn_verify(
             there ``D`` depends on the channel, and the product form ``(k exp(gamma)) (k exp(-gamma))`` that would
             bring it back to a product of matrices overflows for strong decays.
         width: most nodes of a request, at most 64; None: ``paths``' width, or what the record holds for chains. Up to
-            16 a smaller kernel serves.
+            16 and up to 32 smaller kernels serve.
         tiles: launch geometry; None: the table in ``tiles.py``.
     """
     heads, key_dim = k.shape[1:]
@@ -93,10 +93,21 @@ def gdn_verify(
     else:
         tiles = tiles or wy_tiles(heads=states, value_dim=value_dim, sms=sms)
         exact_in_one = state.dtype == torch.bfloat16 and not deferred
+        early = launches_early(q.device)
+        block = next(size for size in (16, 32, MAX_NODES) if width <= size)
+        common |= {
+            "solution": q.new_empty((states, 2, block, block), dtype=torch.float32),
+            "factors": q.new_empty((states, 2, block), dtype=torch.float32),
+            "BK": max(16, triton.next_power_of_2(key_dim)), "BW": block, "WIDEN": env.triton_interprets(),
+            "EARLY": early,
+        }  # fmt: skip
+        wy_solve[(value_heads, requests)](
+            **{name: common[name] for name in wy_solve.arg_names}, num_warps=1 if block == 16 else 8, num_stages=1
+        )
+        common |= {"BV": max(16, tiles.block_v), "PARTS": 1 if exact_in_one else 3}
         wy[(triton.cdiv(value_dim, tiles.block_v), value_heads, requests)](
-            **common, BK=max(16, triton.next_power_of_2(key_dim)), BV=max(16, tiles.block_v),
-            BW=16 if width <= 16 else MAX_NODES, PARTS=1 if exact_in_one else 3,
-            WIDEN=env.triton_interprets(), num_warps=tiles.warps, num_stages=1,
+            **{name: common[name] for name in wy.arg_names}, num_warps=tiles.warps, num_stages=1,
+            **({"launch_pdl": True} if early else {}), **({"maxnreg": tiles.registers} if tiles.registers else {}),
         )  # fmt: skip
     return out
 

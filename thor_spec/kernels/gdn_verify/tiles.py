@@ -1,7 +1,7 @@
 """Launch geometry by a small table: tuning at start-up would cost minutes, and these choices are few.
 
 What is traded: a state is V rows that do not depend on each other, so rows may be split over programs until the device
-is full; each split computes gates, norms and (closed form) the solve again.
+is full; each split loads keys and queries again.
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,8 @@ class Tiles:
     warps: int
     walkers: int = 1
     """Programs that share the leaves of one tree (replay)."""
+    registers: int | None = None
+    """Most registers of a thread (wy); None: the compiler's choice."""
 
     def __post_init__(self) -> None:
         for name, value in (("block_v", self.block_v), ("warps", self.warps), ("walkers", self.walkers)):
@@ -34,6 +36,12 @@ def processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1  # the interpreter runs one program after the other
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def launches_early(device: torch.device) -> bool:
+    """Return whether a kernel may start before the one ahead of it has ended, and wait inside: from Hopper on."""
+    return device.type == "cuda" and bool(torch.cuda.get_device_capability(device) >= (9, 0))
 
 
 def replay_tiles(*, heads: int, value_dim: int, tree: bool, deferred: bool, sms: int) -> Tiles:
@@ -54,8 +62,8 @@ def replay_tiles(*, heads: int, value_dim: int, tree: bool, deferred: bool, sms:
 
 
 def wy_tiles(*, heads: int, value_dim: int, sms: int) -> Tiles:
-    """Return the geometry of the closed form: nothing spills at 32 rows, deferred or not, on sm_90 and sm_110."""
-    return Tiles(block_v=_fill(heads, value_dim, largest=32, smallest=16, programs=sms), warps=4)
+    """Return the geometry of the closed form: 64 rows, Hopper's tile of a product, unless that leaves it half empty."""
+    return Tiles(block_v=_fill(heads, value_dim, largest=64, smallest=16, programs=sms), warps=4)
 
 
 def commit_tiles(*, heads: int, value_dim: int, sms: int) -> Tiles:

@@ -143,45 +143,45 @@ def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, m
         done = todo & 0
         branch = start  # the state where the last walk left the beaten path, and the nodes that led there
         branch_path = todo & 0
-        turn = 0
+        for _before in range(walker):
+            todo = todo & (todo - 1)
         while todo != 0:
             leaf = lowest_node(todo)
-            todo = todo & (todo - 1)
-            if turn % WALKERS == walker:
-                path = tl.load(masks + i_r * width + leaf)
-                beaten = path & done
-                reuse = (branch_path & ~beaten) == 0
-                h = tl.where(reuse, branch, start)
-                again = tl.where(reuse, beaten & ~branch_path, beaten)
-                while again != 0:
-                    t = lowest_node(again)
-                    again = again & (again - 1)
-                    # Of the record only u is this program's own; keys and decays may be another's, still to be written.
-                    q_raw, k_raw, v_raw, a_raw, b_raw = _fetch(
-                        q, k, v, a, b, bos + t, i_h, i_hv, o_k, o_v, q_stride, k_stride, v_stride,
-                        HV, K, V, HAS_BETA, PER_CHANNEL)  # fmt: skip
-                    _, b_k, _, _, _, g = _prepare(q_raw, k_raw, v_raw, a_raw, b_raw, A, bias, scale, HAS_BETA, L2_NORM)
-                    u = tl.load(
-                        rec_u + ((slab + wrap(offset + t, rows)) * HV + i_hv) * V + o_v, mask=o_v < V, other=0.0
-                    )
-                    h = tl.fma(u[:, None], b_k[None, :], decay(h, tl.exp(g), PER_CHANNEL))
-                branch = h
-                branch_path = beaten
-                # As at the load: what enters the loop decides which products the compiler fuses in a sum over K.
-                h = tl.zeros([BV, BK], dtype=tl.float32) + h
-                fresh = path & ~done
-                done = done | path
-                while fresh != 0:
-                    t = lowest_node(fresh)
-                    fresh = fresh & (fresh - 1)
-                    q_raw, k_raw, v_raw, a_raw, b_raw = _fetch(
-                        q, k, v, a, b, bos + t, i_h, i_hv, o_k, o_v, q_stride, k_stride, v_stride,
-                        HV, K, V, HAS_BETA, PER_CHANNEL)  # fmt: skip
-                    b_q, b_k, k_scale, b_v, beta, g = _prepare(
-                        q_raw, k_raw, v_raw, a_raw, b_raw, A, bias, scale, HAS_BETA, L2_NORM
-                    )
-                    h, u, o = _step(h, b_q, b_k, b_v, beta, g, DELTA, PER_CHANNEL)
-                    _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, slab + wrap(offset + t, rows), o, u,
-                                k_raw, k_scale, g, i_h, i_hv, i_v, o_k, o_v, H, HV, K, V, PER_CHANNEL)  # fmt: skip
-                tl.debug_barrier()  # the next walk reads rows that other threads of this program wrote
-            turn += 1
+            for _turn in tl.static_range(WALKERS):
+                todo = todo & (todo - 1)  # the others' leaves as well
+            path = tl.load(masks + i_r * width + leaf)
+            beaten = path & done
+            reuse = (branch_path & ~beaten) == 0
+            h = tl.where(reuse, branch, start)
+            again = tl.where(reuse, beaten & ~branch_path, beaten)
+            while again != 0:
+                t = lowest_node(again)
+                again = again & (again - 1)
+                # Of the record only u is this program's own; keys and decays may be another's, still to be written.
+                q_raw, k_raw, v_raw, a_raw, b_raw = _fetch(
+                    q, k, v, a, b, bos + t, i_h, i_hv, o_k, o_v, q_stride, k_stride, v_stride,
+                    HV, K, V, HAS_BETA, PER_CHANNEL)  # fmt: skip
+                _q, b_k, _scale, _v, _beta, g = _prepare(
+                    q_raw, k_raw, v_raw, a_raw, b_raw, A, bias, scale, HAS_BETA, L2_NORM
+                )
+                u = tl.load(rec_u + ((slab + wrap(offset + t, rows)) * HV + i_hv) * V + o_v, mask=o_v < V, other=0.0)
+                h = tl.fma(u[:, None], b_k[None, :], decay(h, tl.exp(g), PER_CHANNEL))
+            branch = h
+            branch_path = beaten
+            # As at the load: what enters the loop decides which products the compiler fuses in a sum over K.
+            h = tl.zeros([BV, BK], dtype=tl.float32) + h
+            fresh = path & ~done
+            done = done | path
+            while fresh != 0:
+                t = lowest_node(fresh)
+                fresh = fresh & (fresh - 1)
+                q_raw, k_raw, v_raw, a_raw, b_raw = _fetch(
+                    q, k, v, a, b, bos + t, i_h, i_hv, o_k, o_v, q_stride, k_stride, v_stride,
+                    HV, K, V, HAS_BETA, PER_CHANNEL)  # fmt: skip
+                b_q, b_k, k_scale, b_v, beta, g = _prepare(
+                    q_raw, k_raw, v_raw, a_raw, b_raw, A, bias, scale, HAS_BETA, L2_NORM
+                )
+                h, u, o = _step(h, b_q, b_k, b_v, beta, g, DELTA, PER_CHANNEL)
+                _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, slab + wrap(offset + t, rows), o, u,
+                            k_raw, k_scale, g, i_h, i_hv, i_v, o_k, o_v, H, HV, K, V, PER_CHANNEL)  # fmt: skip
+            tl.debug_barrier()  # the next walk reads rows that other threads of this program wrote

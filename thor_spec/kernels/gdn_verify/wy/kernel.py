@@ -1,17 +1,19 @@
-"""Verification in closed form: products over sixteen nodes at once and a unit triangular solve.
+"""Verification in closed form: all nodes of a request at once, in two launches.
 
 With ``D[t, i] = exp(sum of log decays after i up to t)`` for ancestors i of t (t included), 0 elsewhere:
 
     A[t, i] = beta_t D[t, i] (k_t . k_i)          i strictly above t
-    (I + A) U = beta (V - exp(gamma) (S0 k))       gamma_t: sum of log decays from the root to t
+    R = V - exp(gamma) (S0 k)                     gamma_t: sum of log decays from the root to t
+    (I + A) U = beta R
     O = exp(gamma) (S0 q) + (D * (q . k)) U
 
-Nodes are taken sixteen at a time; the contribution of earlier ones is subtracted before the solve, read back from the
-record that this program wrote. So work follows a request's own count, one compiled kernel serves 17 to 64 nodes, and
-nothing spills.
+What does not touch the state is solved once per value head (``wy_solve``): ``T = (I + A)^-1 beta`` and
+``Y = (D * (q . k)) T``. Then each part of the state is read once and takes four products (``wy``):
 
-Everything is held transposed, [BV, nodes]: the state [BV, BK] is then the left operand as it lies in memory. Keys and
-queries are multiplied as they came and normalized afterwards, so that bfloat16 ones are exact operands.
+    U = T R,    O = exp(gamma) (S0 q) + Y R
+
+There everything is held transposed, [BV, nodes]: the state [BV, BK] is then the left operand as it lies in memory. Keys
+and queries are multiplied as they came and normalized afterwards, so that bfloat16 ones are exact operands.
 """
 
 import triton
@@ -21,20 +23,43 @@ from thor_spec.kernels.gdn_common.kernel import dot_exact, dot_of_inputs, fold_r
 
 
 @triton.jit
-def _inverse(A):
-    """Return the inverse of I + A for strictly lower A [16, 16].
+def _inverse_of_blocks(A):
+    """Return the inverses of I + A for strictly lower A [B, 16, 16], by forward substitution in float32.
 
-    Forward substitution in float32. Squaring instead would need four products only, but powers of A grow like binomials
-    where keys repeat.
+    Squaring instead would need few products only, but powers of A grow like binomials where keys repeat.
     """
     o_i = tl.arange(0, 16)
-    row, column = o_i[:, None], o_i[None, :]
-    T = tl.where(row == column, 1.0, 0.0)
+    row, column = o_i[None, :, None], o_i[None, None, :]
+    T = tl.where(row == column, tl.full(A.shape, 1.0, tl.float32), 0.0)
     for i in range(15):
-        below = tl.sum(tl.where(column == i, A, 0.0), axis=1)
-        done = tl.sum(tl.where(row == i, T, 0.0), axis=0)
-        T -= below[:, None] * done[None, :]
+        below = tl.sum(tl.where(column == i, A, 0.0), axis=2)
+        done = tl.sum(tl.where(row == i, T, 0.0), axis=1)
+        T -= below[:, :, None] * done[:, None, :]
     return T
+
+
+@triton.jit
+def _inverse(A, BW: tl.constexpr):
+    """Return the inverse of I + A for strictly lower A [BW, BW].
+
+    With X the inverse of the diagonal blocks and L what is below them, ``M = X L`` has no power from the fourth on, and
+    ``(I + A)^-1 = (I + M)^-1 X = (I - M + M^2 - M^3) X``. X took in what repeated keys would blow up.
+    """
+    BLOCKS: tl.constexpr = BW // 16
+    if BLOCKS == 1:
+        X = tl.reshape(_inverse_of_blocks(tl.reshape(A, [1, 16, 16])), [16, 16])
+    else:
+        blocks = tl.reshape(A, [BLOCKS, 16, BLOCKS, 16])
+        o_b = tl.arange(0, BLOCKS)
+        diagonal = o_b[:, None, None, None] == o_b[None, None, :, None]
+        X = _inverse_of_blocks(tl.sum(tl.where(diagonal, blocks, 0.0), axis=2))
+        X = tl.reshape(tl.where(diagonal, X[:, :, None, :], 0.0), [BW, BW])
+        M = tl.dot(X, tl.reshape(tl.where(diagonal, 0.0, blocks), [BW, BW]), input_precision="tf32x3")
+        X -= tl.dot(M, X, input_precision="tf32x3")
+        if BLOCKS > 2:
+            square = tl.dot(M, M, input_precision="tf32x3")
+            X += tl.dot(square, X, input_precision="tf32x3")  # (I + M^2) (I - M) X
+    return X
 
 
 @triton.jit
@@ -48,7 +73,7 @@ def _path_masks(masks, t, count, CHAIN: tl.constexpr):
 
 
 @triton.jit
-def _path_sums(mask, all_t, g):
+def _path_sums(mask, t, g):
     """Return the sum of log decays from the root to each node, as multiples of 1/64 and the rest.
 
     The difference of two such sums is what enters, and in one float32 it would lose the digits of short paths below
@@ -57,7 +82,7 @@ def _path_sums(mask, all_t, g):
     """
     g = tl.maximum(g, -1024.0)
     coarse = tl.floor(g * 64.0 + 0.5) * 0.015625
-    on_path = ((mask[:, None] >> all_t[None, :].to(tl.int64)) & 1) != 0
+    on_path = ((mask[:, None] >> t[None, :].to(tl.int64)) & 1) != 0
     return (
         tl.sum(tl.where(on_path, coarse[None, :], 0.0), axis=1),
         tl.sum(tl.where(on_path, (g - coarse)[None, :], 0.0), axis=1),
@@ -65,10 +90,10 @@ def _path_sums(mask, all_t, g):
 
 
 @triton.jit
-def _decay_between(mask, i, coarse, fine, coarse_i, fine_i):
+def _decay_between(mask, t, coarse, fine):
     """Return D[t, i]; masked before the exponential, which would overflow across branches."""
-    on_path = ((mask[:, None] >> i[None, :].to(tl.int64)) & 1) != 0
-    exponent = (coarse[:, None] - coarse_i[None, :]) + (fine[:, None] - fine_i[None, :])
+    on_path = ((mask[:, None] >> t[None, :].to(tl.int64)) & 1) != 0
+    exponent = (coarse[:, None] - coarse[None, :]) + (fine[:, None] - fine[None, :])
     return tl.exp(tl.where(on_path, exponent, float("-inf")))
 
 
@@ -91,106 +116,119 @@ def _norm(x, there, L2_NORM: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["width", "rows"])
-def wy(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, masks, leaves,
-       rec_k, rec_scale, rec_u, rec_g, start_row, pending, flush, record_indices, scale, width, rows,
-       q_stride, k_stride, v_stride, STATE_STRIDE: tl.constexpr,
-       H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-       BW: tl.constexpr,
-       CHAIN: tl.constexpr, DEFERRED: tl.constexpr, DELTA: tl.constexpr, HAS_BETA: tl.constexpr, L2_NORM: tl.constexpr,
-       PARTS: tl.constexpr, WIDEN: tl.constexpr):  # fmt: skip
-    i_v, i_hv, i_r = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+def wy_solve(q, k, a, b, A_log, dt_bias, state_indices, cu_nodes, masks, rec_k, rec_scale, rec_g, start_row, pending,
+             record_indices, solution, factors, scale, width, rows, q_stride, k_stride,
+             H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr,
+             CHAIN: tl.constexpr, DEFERRED: tl.constexpr, DELTA: tl.constexpr, HAS_BETA: tl.constexpr,
+             L2_NORM: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """Write one value head's T and Y [BW, BW] and factors [BW] of S0 k and S0 q; keys and decays to the record."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    i_hv, i_r = tl.program_id(0), tl.program_id(1)
     i_h = i_hv // (HV // H)
-    slot = tl.load(state_indices + i_r).to(tl.int64)
-    if slot <= 0:
-        return
+    slot = tl.load(state_indices + i_r)
     bos = tl.load(cu_nodes + i_r).to(tl.int64)
-    count = tl.minimum((tl.load(cu_nodes + i_r + 1) - bos).to(tl.int32), width)
-    if count <= 0:
-        return
+    end = tl.load(cu_nodes + i_r + 1)
     rec = tl.load(record_indices + i_r).to(tl.int64)
-    slab = rec * rows
+    count = tl.minimum((end - bos).to(tl.int32), width)
+    if (slot <= 0) | (count <= 0):
+        return
     offset = 0
-    BT: tl.constexpr = 16
-    o_k, o_t, all_t = tl.arange(0, BK), tl.arange(0, BT), tl.arange(0, BW)
-    o_v = i_v * BV + tl.arange(0, BV)
-    in_k, in_v = o_k < K, o_v < V
+    if DEFERRED:
+        offset = wrap(tl.load(start_row + rec) + tl.load(pending + rec), rows)
     if not CHAIN:
         masks += i_r * width
+    o_k, t = tl.arange(0, BK), tl.arange(0, BW)
+    there = t < count
+    token, row = bos + t, rec * rows + wrap(offset + t, rows)
+    b_k = _rows(k, token, k_stride, i_h, o_k, there, K)
+    b_q = _rows(q, token, q_stride, i_h, o_k, there, K)
+    A_head, bias = tl.load(A_log + i_hv).to(tl.float32), tl.load(dt_bias + i_hv).to(tl.float32)
+    g = log_decay(tl.load(a + token * HV + i_hv, mask=there, other=0.0).to(tl.float32) + bias, A_head)
+    beta = tl.where(there, 1.0, 0.0)
+    if HAS_BETA:
+        beta = tl.sigmoid(tl.load(b + token * HV + i_hv, mask=there, other=0.0).to(tl.float32))
+    k_scale = _norm(b_k, there, L2_NORM)
+    q_scale = _norm(b_q, there, L2_NORM) * scale
+    if i_hv % (HV // H) == 0:
+        in_k = there[:, None] & (o_k < K)[None, :]
+        tl.store(rec_k + (row[:, None] * H + i_h) * K + o_k[None, :], b_k, mask=in_k)
+        tl.store(rec_scale + row * H + i_h, k_scale, mask=there)
+    tl.store(rec_g + row * HV + i_hv, g, mask=there)
 
+    mask = _path_masks(masks, t, count, CHAIN)
+    coarse, fine = _path_sums(mask, t, g)
+    D = _decay_between(mask, t, coarse, fine) * k_scale[None, :]
+    seen = dot_of_inputs(b_q, b_k, WIDEN) * D * q_scale[:, None]
+    if DELTA:
+        A = dot_of_inputs(b_k, b_k, WIDEN) * D * (beta * k_scale)[:, None]
+        T = _inverse(tl.where(t[:, None] == t[None, :], 0.0, A), BW) * beta[None, :]
+    else:
+        T = tl.where(t[:, None] == t[None, :], beta[None, :], 0.0)
+    Y = tl.dot(seen, T, input_precision="tf32x3")
+    head = (i_r * HV + i_hv).to(tl.int64)
+    p = solution + head * 2 * BW * BW + t[:, None] * BW + t[None, :]
+    tl.store(p, T)
+    tl.store(p + BW * BW, Y)
+    fade = tl.exp(coarse + fine)
+    tl.store(factors + head * 2 * BW + t, fade * k_scale)
+    tl.store(factors + (head * 2 + 1) * BW + t, fade * q_scale)
+
+
+@triton.jit(do_not_specialize=["width", "rows"])
+def wy(q, k, v, state, out, state_indices, cu_nodes, rec_k, rec_scale, rec_u, rec_g, start_row, pending, flush,
+       record_indices, solution, factors, width, rows, q_stride, k_stride, v_stride, STATE_STRIDE: tl.constexpr,
+       H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+       BW: tl.constexpr, DEFERRED: tl.constexpr, DELTA: tl.constexpr, PARTS: tl.constexpr,
+       WIDEN: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """Read BV rows of one head's state; write outputs and pseudo-values of all nodes."""
+    i_v, i_hv, i_r = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    i_h = i_hv // (HV // H)
+    # Asked for together: a branch in between would wait for each.
+    slot = tl.load(state_indices + i_r).to(tl.int64)
+    bos = tl.load(cu_nodes + i_r).to(tl.int64)
+    end = tl.load(cu_nodes + i_r + 1)
+    rec = tl.load(record_indices + i_r).to(tl.int64)
+    count = tl.minimum((end - bos).to(tl.int32), width)
+    if (slot <= 0) | (count <= 0):
+        return
+    slab = rec * rows
+    offset = 0
+    o_k, t = tl.arange(0, BK), tl.arange(0, BW)
+    o_v = i_v * BV + tl.arange(0, BV)
+    in_v = o_v < V
     p_h = state + slot * STATE_STRIDE + i_hv * V * K + o_v[:, None] * K + o_k[None, :]
-    inside = in_v[:, None] & in_k[None, :]
+    inside = in_v[:, None] & (o_k < K)[None, :]
     h = tl.load(p_h, mask=inside, other=0).to(tl.float32)
     if DEFERRED:
         offset = tl.load(start_row + rec)
         kept = tl.load(pending + rec)
+        due = tl.load(flush + rec) != 0
         h = fold_rows_by_product(h, slab, rows, offset, kept, pending, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv,
                                  o_k, o_v, H, HV, K, V, False, WIDEN)  # fmt: skip
-        if (kept > 0) & (tl.load(flush + rec) != 0):
+        if (kept > 0) & due:
             rounded = h.to(state.dtype.element_ty)
             tl.store(p_h, rounded, mask=inside)
             h = rounded.to(tl.float32)  # a state of less than float32 is what the next token would read
         offset = wrap(offset + kept, rows)
 
-    A_head, bias = tl.load(A_log + i_hv).to(tl.float32), tl.load(dt_bias + i_hv).to(tl.float32)
-    p_a = a + bos * HV + i_hv
-    all_g = log_decay(tl.load(p_a + all_t * HV, mask=all_t < count, other=0.0).to(tl.float32) + bias, A_head)
-
-    for start in range(0, count, BT):
-        t = start + o_t
-        there = t < count
-        token, row = bos + t, slab + wrap(offset + t, rows)
-        out_t = in_v[:, None] & there[None, :]
-        b_k = _rows(k, token, k_stride, i_h, o_k, there, K)
-        b_q = _rows(q, token, q_stride, i_h, o_k, there, K)
-        k_scale = _norm(b_k, there, L2_NORM)
-        q_scale = _norm(b_q, there, L2_NORM) * scale
-        if (i_v == 0) & (i_hv % (HV // H) == 0):
-            tl.store(rec_k + (row[:, None] * H + i_h) * K + o_k[None, :], b_k, mask=there[:, None] & in_k[None, :])
-            tl.store(rec_scale + row * H + i_h, k_scale, mask=there)
-        # What is wide comes first and dies early.
-        nothing = tl.zeros([BV, BT], dtype=tl.float32)
-        o = dot_exact(h, tl.trans(b_q), nothing, PARTS, WIDEN)
-        if DELTA:
-            recalled = dot_exact(h, tl.trans(b_k), nothing, PARTS, WIDEN)
-            A = dot_of_inputs(b_k, b_k, WIDEN)
-        seen = dot_of_inputs(b_q, b_k, WIDEN)
-
-        g = log_decay(tl.load(p_a + t * HV, mask=there, other=0.0).to(tl.float32) + bias, A_head)
-        if i_v == 0:
-            tl.store(rec_g + row * HV + i_hv, g, mask=there)
-        beta = tl.where(there, 1.0, 0.0)
-        if HAS_BETA:
-            beta = tl.sigmoid(tl.load(b + token * HV + i_hv, mask=there, other=0.0).to(tl.float32))
-        mask = _path_masks(masks, t, count, CHAIN)
-        coarse, fine = _path_sums(mask, all_t, all_g)
-        D = _decay_between(mask, t, coarse, fine, coarse, fine) * k_scale[None, :]
-        fade = tl.exp(coarse + fine)
-        seen = seen * D * q_scale[:, None]
-        o = o * (fade * q_scale)[None, :]
-        p_v = v + token[None, :] * v_stride + i_hv * V + o_v[:, None]
-        u = tl.load(p_v, mask=out_t, other=0.0).to(tl.float32)
-        if DELTA:
-            A = tl.where(o_t[:, None] == o_t[None, :], 0.0, A * D * (beta * k_scale)[:, None])
-            u = u - recalled * (fade * k_scale)[None, :]
-        u = u * beta[None, :]
-
-        if BW > BT:
-            for before in range(0, start, BT):  # earlier nodes, whose pseudo-values this program wrote to the record
-                i = before + o_t
-                k_i = _rows(k, bos + i, k_stride, i_h, o_k, i < count, K)
-                coarse_i, fine_i = _path_sums(_path_masks(masks, i, count, CHAIN), all_t, all_g)
-                D_i = _decay_between(mask, i, coarse, fine, coarse_i, fine_i) * _norm(k_i, i < count, L2_NORM)[None, :]
-                p_u = rec_u + ((slab + wrap(offset + i, rows))[None, :] * HV + i_hv) * V + o_v[:, None]
-                u_i = tl.load(p_u, mask=in_v[:, None], other=0.0)
-                weights = dot_of_inputs(b_q, k_i, WIDEN) * D_i * q_scale[:, None]
-                o = tl.dot(u_i, tl.trans(weights), acc=o, input_precision="tf32x3")
-                if DELTA:
-                    weights = dot_of_inputs(b_k, k_i, WIDEN) * D_i * (beta * k_scale)[:, None]
-                    u = u - tl.dot(u_i, tl.trans(weights), input_precision="tf32x3")
-
-        if DELTA:
-            u = tl.dot(u, tl.trans(_inverse(A)), input_precision="tf32x3")
-        tl.store(rec_u + (row[None, :] * HV + i_hv) * V + o_v[:, None], u, mask=out_t)
-        o = tl.dot(u, tl.trans(seen), acc=o, input_precision="tf32x3")
-        tl.store(out + (token[None, :] * HV + i_hv) * V + o_v[:, None], o.to(out.dtype.element_ty), mask=out_t)
-        tl.debug_barrier()  # the next nodes read pseudo-values that other threads of this program wrote
+    there = t < count
+    token, row = bos + t, slab + wrap(offset + t, rows)
+    head = (i_r * HV + i_hv).to(tl.int64)
+    out_t = in_v[:, None] & there[None, :]
+    nothing = tl.zeros([BV, BW], dtype=tl.float32)
+    o = dot_exact(h, tl.trans(_rows(q, token, q_stride, i_h, o_k, there, K)), nothing, PARTS, WIDEN)
+    r = tl.load(v + token[None, :] * v_stride + i_hv * V + o_v[:, None], mask=out_t, other=0.0).to(tl.float32)
+    recalled = nothing
+    if DELTA:
+        recalled = dot_exact(h, tl.trans(_rows(k, token, k_stride, i_h, o_k, there, K)), nothing, PARTS, WIDEN)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()  # only from here on is the solution needed
+    if DELTA:
+        r -= recalled * tl.load(factors + head * 2 * BW + t)[None, :]
+    o = o * tl.load(factors + (head * 2 + 1) * BW + t)[None, :]
+    p = solution + head * 2 * BW * BW + t[None, :] * BW + t[:, None]  # transposed
+    u = tl.dot(r, tl.load(p), input_precision="tf32x3")
+    tl.store(rec_u + (row[None, :] * HV + i_hv) * V + o_v[:, None], u, mask=out_t)
+    o = tl.dot(r, tl.load(p + BW * BW), acc=o, input_precision="tf32x3")
+    tl.store(out + (token[None, :] * HV + i_hv) * V + o_v[:, None], o.to(out.dtype.element_ty), mask=out_t)
