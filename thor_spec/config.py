@@ -4,7 +4,7 @@ Precedence is flag, profile file, default. The resolved configuration is what ge
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -51,6 +51,8 @@ class ServeConfig:
     log_file: Path | None = None
     wait: bool = False
     """Wait for the device instead of exiting when another job holds it."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables set for the engine beside ours, which a file may not change."""
     vllm_args: tuple[str, ...] = ()
     """Passed to vLLM as they are."""
 
@@ -95,20 +97,24 @@ class Resolved:
 
 
 def resolve(
-    flags: Mapping[str, Any], profile: Path | None = None, defaults: Mapping[str, Any] | None = None
+    flags: Mapping[str, Any],
+    profile: Path | Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Resolved:
-    """Merge ``flags`` over the profile file over the defaults.
+    """Merge ``flags`` over the profile over the defaults. Arguments for vLLM from both are kept, the flags' last.
 
     Args:
         flags: value by field name; None stands for a flag that was not given.
-        profile: a YAML mapping of the same names, with ``-`` or ``_``.
+        profile: a YAML file, a mapping of the same names, with ``-`` or ``_``; or such values, already read.
         defaults: in place of this module's own, by field name.
 
     Raises: ConfigError, naming the file and the field.
     """
-    named = _read_profile(profile) if profile else {}
+    named = _read_profile(profile) if isinstance(profile, Path) else dict(profile or {})
     given = {name: value for name, value in flags.items() if value is not None}
-    known = [field.name for field in fields(ServeConfig)]
+    if given.get("vllm_args") and named.get("vllm_args"):
+        given["vllm_args"] = (*named["vllm_args"], *given["vllm_args"])
+    known = [known.name for known in fields(ServeConfig)]
     origins: dict[str, Origin] = {
         name: "flag" if name in given else "profile" if name in named else "default" for name in known
     }
@@ -138,6 +144,8 @@ def _read_profile(path: Path) -> dict[str, Any]:
     for name in ("log_file", "golden"):
         if name in values:
             values[name] = Path(values[name])
+    if "environment" in values:
+        values["environment"] = {str(name): str(value) for name, value in values["environment"].items()}
     if "vllm_args" in values:
         values["vllm_args"] = tuple(str(item) for item in values["vllm_args"])
     return values
@@ -161,5 +169,6 @@ _PROFILE_TYPES: dict[str, type] = {
     "golden": str,
     "log_file": str,
     "wait": bool,
+    "environment": dict,
     "vllm_args": list,
 }

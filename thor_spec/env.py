@@ -40,6 +40,12 @@ def state_dir() -> Path:
     return Path(base) / "thor-spec"
 
 
+def config_dir() -> Path:
+    """Return the directory of the user's own settings; it need not exist."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "thor-spec"
+
+
 def cache_dir() -> Path:
     """Return the directory for files that can be made again; it need not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

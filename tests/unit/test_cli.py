@@ -16,6 +16,7 @@ from thor_spec.guard.locks import ADMISSION, LockDirectory
 
 COMMANDS = (
     *("serve", "train", "train drafter", "run", "status", "stop"),
+    *("plan", "profiles list", "profiles show", "profiles check"),
     *("reap", "doctor", "service print", "version"),
 )
 THOR_SPEC = (sys.executable, "-m", "thor_spec")

@@ -90,7 +90,8 @@ def serve(
         bool | None, typer.Option("--wait/--no-wait", help="Wait while another job holds the device.")
     ] = None,
     profile: Annotated[
-        Path | None, typer.Option(help="YAML file of these options; flags win over it.", metavar="FILE")
+        str | None,
+        typer.Option(help="A profile, or a YAML file of these options; flags win over it.", metavar="NAME|FILE"),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
@@ -104,6 +105,7 @@ def serve(
     from thor_spec.cli.progress import progress
     from thor_spec.config import resolve
     from thor_spec.nano import shipped
+    from thor_spec.profiles import catalogue
     from thor_spec.serve.plan import make_plan
     from thor_spec.serve.supervisor import serve as supervise
 
@@ -128,7 +130,8 @@ def serve(
         "vllm_args": context.obj.rest or None,
     }
     defaults = {"model": shipped.default_model(DEFAULT_MODEL)}
-    plan = make_plan(resolve(flags, profile, defaults), note=lambda text: print(text, file=sys.stderr, flush=True))
+    named = None if profile is None else catalogue.serve_options(profile)
+    plan = make_plan(resolve(flags, named, defaults), note=lambda text: print(text, file=sys.stderr, flush=True))
     if dry_run:
         print(json.dumps(plan.as_dict(), indent=2) if as_json else plan.as_shell())
         return

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from thor_spec.doctor import gpu
+from thor_spec.device import cuda
 from thor_spec.doctor.report import Check, Level, Report
 from thor_spec.errors import ThorSpecError
 from thor_spec.guard.status import status
@@ -19,7 +19,7 @@ _HOPPER = (9, 0)
 
 def examine() -> Report:
     """Run every check."""
-    found_gpu = gpu.probe()
+    found_gpu = cuda.probe()
     checks = [
         *_python(),
         *_packages(),
@@ -103,7 +103,7 @@ def _torchvision() -> Iterator[Check]:
     )
 
 
-def _device(found: gpu.Gpu | None) -> Iterator[Check]:
+def _device(found: cuda.Gpu | None) -> Iterator[Check]:
     if found is None:
         yield Check(name="gpu", level=Level.OK, detail="none: kernels are interpreted on the CPU")
         return
@@ -118,7 +118,7 @@ def _device(found: gpu.Gpu | None) -> Iterator[Check]:
     )
 
 
-def _paths(found: gpu.Gpu | None) -> Iterator[Check]:
+def _paths(found: cuda.Gpu | None) -> Iterator[Check]:
     if found is None or not has_gpu_build():
         yield Check(name="attention", level=Level.OK, detail="CPU_ATTN")
         yield Check(name="gdn", level=Level.OK, detail="vLLM's C++ operators, bf16; runner kernels in torch")

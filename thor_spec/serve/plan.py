@@ -118,7 +118,7 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None) 
         draft_tokens=draft_tokens,
         context=context,
         argv=argv,
-        environment=_environment(gpu=gpu),
+        environment=_environment(config, gpu=gpu),
     )
 
 
@@ -190,7 +190,7 @@ def _acceptance(config: ServeConfig) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(config, name)) is not None}
 
 
-def _environment(*, gpu: bool) -> dict[str, str]:
+def _environment(config: ServeConfig, *, gpu: bool) -> dict[str, str]:
     variables = {
         "VLLM_PLUGINS": PLUGIN,
         "VLLM_USE_V2_MODEL_RUNNER": "1",
@@ -200,4 +200,6 @@ def _environment(*, gpu: bool) -> dict[str, str]:
     }
     if not gpu:
         variables |= interpreter.environment(env.python_path())
-    return variables
+    if clash := sorted(set(config.environment) & set(variables)):
+        raise ConfigError(f"The profile sets {', '.join(clash)}, which thor-spec sets itself. Leave it out.")
+    return {**variables, **config.environment}
