@@ -172,7 +172,8 @@ class Engine:
             return
         self._guarded.check()  # the watchdog speaks before it kills: its reason wins over what it caused
         self._require_no_failed_receipt()
-        raise error(f"The engine ended {when} (status {code}): {self._odd_line()}\nSee {self._log_file}.")
+        odd = self._odd_line()
+        raise error(f"The engine ended {when} (status {code}): {odd}\nSee {self._log_file}.{failure.remedy(odd)}")
 
     def _odd_line(self) -> str:
         return failure.first_odd_line(self._tail.all_lines()) or "its log shows no error"

@@ -55,8 +55,8 @@ class StartWatch:
         lines = log_lines()
         odd = failure.first_odd_line(lines) or "its log shows no error"
         tuning = overrun.phase is Phase.COMPILE or any(word in line.lower() for line in lines for word in _AUTOTUNING)
-        advice = _MARLIN if tuning else "Look for what it waits for there."
-        raise StartDeadlineError(f"{overrun.describe()}: {odd}\nSee {log_file}. {advice}")
+        advice = f" {_MARLIN}" if tuning else failure.remedy(odd) or " Look for what it waits for there."
+        raise StartDeadlineError(f"{overrun.describe()}: {odd}\nSee {log_file}.{advice}")
 
 
 class ServingWatch:
