@@ -78,6 +78,11 @@ def tool_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in (JOB_VARIABLE, LOCKS_VARIABLE)}
 
 
+def engine_variable(name: str) -> str | None:
+    """Return a variable that belongs to vLLM or Triton and that an engine started from here would see."""
+    return os.environ.get(name) or None
+
+
 def invocation_id() -> str | None:
     """Return systemd's id of this run of the unit, shared by all its processes; None outside a unit."""
     return os.environ.get("INVOCATION_ID") or None

@@ -11,6 +11,8 @@ from tests.checkpoints import DRAFTER, HYBRID, MakeCheckpoint
 from thor_spec.config import resolve
 from thor_spec.errors import ConfigError, PlatformError
 from thor_spec.serve import plan as planning
+from thor_spec.serve import preflight
+from thor_spec.serve.checkpoint import open_checkpoint
 from thor_spec.serve.plan import Plan, make_plan
 from thor_spec.vllm_plugin import compat
 from thor_spec.vllm_plugin.options import PluginOptions
@@ -150,3 +152,44 @@ def test_a_rule_reaches_the_plugin_and_the_front_door(make: Callable[..., Plan])
     assert plan.acceptance.described == "typical eps=0.2 delta=0.3"
     assert plan.argv[plan.argv.index("--middleware") + 1].endswith("front_door.FrontDoor")
     assert "--middleware" not in make(draft="none").argv
+
+
+def test_a_combination_that_is_known_not_to_work_is_refused(
+    make: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "version", lambda: "0.28.1")
+    with pytest.raises(PlatformError, match=r"prefix-cache-0.28: corrupt answers.*issues/53912.*Leave --enable"):
+        make(vllm_args=("--enable-prefix-caching",))
+    make()  # without it nothing is known against it
+
+
+def test_what_is_likely_to_fail_is_told(target: Path, drafter: Path) -> None:
+    told: list[str] = []
+    flags = {"model": str(target), "draft": str(drafter), "vllm_args": ("--enable-prefix-caching",)}
+    make_plan(resolve(flags), note=told.append)
+    assert len(told) == 1
+    assert told[0].startswith("warning: prefix-cache-drafts: an open report")
+
+
+@pytest.mark.parametrize(
+    ("quantization", "name"),
+    [
+        (None, "none"),
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float"}}},
+            },
+            "nvfp4",
+        ),
+        ({"quant_method": "awq", "bits": 4}, "awq"),
+    ],
+)
+def test_facts_of_a_start(make_checkpoint: MakeCheckpoint, quantization: dict[str, Any] | None, name: str) -> None:
+    target = open_checkpoint("t", make_checkpoint("q", HYBRID, quantization_config=quantization))
+    passed = ("--kv-cache-dtype", "fp8_e4m3", "--enforce-eager", "--moe-backend=marlin")
+    found = preflight.facts(target, drafter=True, context=9, vllm="0.33.0", passed=passed, variables={})
+    assert found["weights"] == name
+    assert (found["kv_dtype"], found["graphs"], found["moe_backend"], found["hybrid"]) == ("fp8", False, True, True)

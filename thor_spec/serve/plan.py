@@ -15,12 +15,12 @@ from thor_spec.dflash.drafter import Drafter
 from thor_spec.errors import ConfigError
 from thor_spec.nano import checkpoints as nano
 from thor_spec.nano import shipped
-from thor_spec.serve import passthrough
+from thor_spec.serve import passthrough, preflight
 from thor_spec.serve.checkpoint import Checkpoint, open_checkpoint
 from thor_spec.serve.locate import locate
 from thor_spec.vllm_plugin import compat, interpreter
 from thor_spec.vllm_plugin.options import NAME as PLUGIN
-from thor_spec.vllm_plugin.seam import has_gpu_build
+from thor_spec.vllm_plugin.seam import has_gpu_build, version
 
 _OPTIONS = {
     "--model": "MODEL",
@@ -91,7 +91,7 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None) 
         note: told when that takes its time.
 
     Raises: ConfigError (a checkpoint, K, context or passed argument that cannot work); PlatformError or SeamMovedError
-        (vLLM is missing, out of range, or moved).
+        (vLLM is missing, out of range, or moved; a combination that is known not to work).
     """
     compat.require_seams()
     compat.require_plugin()
@@ -109,6 +109,15 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None) 
             f"Take at most {target.context}."
         )
     drafter, draft_tokens = _drafter(resolved, target, note)
+    found = preflight.facts(
+        target,
+        drafter=drafter is not None,
+        context=context,
+        vllm=version(),
+        passed=config.vllm_args,
+        variables=config.environment,
+    )
+    preflight.require_sound(found, note)
     gpu = has_gpu_build()
     argv = _argv(resolved, target, drafter, draft_tokens, context, gpu=gpu)
     return Plan(
