@@ -15,7 +15,7 @@ from thor_spec.cli.main import app, main
 from thor_spec.guard.locks import ADMISSION, LockDirectory
 
 COMMANDS = (
-    *("serve", "train", "train drafter", "run", "status", "stop"),
+    *("serve", "train", "train drafter", "run", "status", "stop", "top"),
     *("plan", "profiles list", "profiles show", "profiles check"),
     *("reap", "doctor", "service print", "version"),
 )

@@ -140,7 +140,7 @@ def _throttling(machine: Machine) -> Iterator[Check]:
             name="over-current",
             level=Level.WARN,
             detail=f"{sensors.over_current_events} events since the boot",
-            remedy="If they grow under load, the supply is too weak for the power mode. Take a lower mode, or another supply.",
+            remedy="If they grow under load, the supply is too weak for the power mode: take a lower one.",
         )
 
 
