@@ -15,6 +15,7 @@ CanarySet = Literal["quick", "full"]
 
 DEFAULT_MODEL = "tiny-hybrid"
 DEFAULT_DRAFT_TOKENS = 7
+HIDDEN = "(hidden)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,14 @@ class ServeConfig:
     """Tokens drafted per step, K; None takes the drafter's block size - 1, at most 7 without a GPU."""
     host: str = "127.0.0.1"
     port: int = 8000
+    api_key: str | None = None
+    """Clients must show it. Prefer a file: a command line can be read by every user of the machine."""
+    api_key_file: Path | None = None
+    """Holds the key in one line, and may be read by its owner alone."""
+    insecure: bool = False
+    """Listen on an address that others reach without a key; let vLLM log prompts."""
+    max_request_bytes: int | None = None
+    """Longest body of a request; None takes 8 MiB."""
     context: int | None = None
     """Longest request, prompt and answer together, in tokens; None takes the model's own."""
     max_seqs: int = 8
@@ -75,7 +84,9 @@ class ServeConfig:
             raise ConfigError("--acceptance-floor has no meaning with --draft none. Leave one of them out.")
         if self.memory_floor is not None and self.memory_floor < 0:
             raise ConfigError(f"--memory-floor {self.memory_floor} must not be negative.")
-        for name in ("context", "max_seqs", "kv_cache_memory"):
+        if self.api_key is not None and self.api_key_file is not None:
+            raise ConfigError("--api-key and --api-key-file exclude each other. Leave one of them out.")
+        for name in ("context", "max_seqs", "kv_cache_memory", "max_request_bytes"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"--{name.replace('_', '-')} {value} must be positive.")
@@ -89,10 +100,13 @@ class Resolved:
     origins: Mapping[str, Origin]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return ``{name: {"value": …, "origin": …}}``, JSON-ready."""
+        """Return ``{name: {"value": …, "origin": …}}``, JSON-ready, and with no key in it."""
+        values = asdict(self.config)
+        if values["api_key"] is not None:
+            values["api_key"] = HIDDEN
         return {
             name: {"value": str(value) if isinstance(value, Path) else value, "origin": self.origins[name]}
-            for name, value in asdict(self.config).items()
+            for name, value in values.items()
         }
 
 
@@ -141,7 +155,7 @@ def _read_profile(path: Path) -> dict[str, Any]:
             value = values[name] = float(value)
         if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
             raise ConfigError(f"{path}: {name} must be {expected.__name__}, not {type(value).__name__}.")
-    for name in ("log_file", "golden"):
+    for name in ("log_file", "golden", "api_key_file"):
         if name in values:
             values[name] = Path(values[name])
     if "environment" in values:
@@ -157,6 +171,9 @@ _PROFILE_TYPES: dict[str, type] = {
     "draft_tokens": int,
     "host": str,
     "port": int,
+    "api_key_file": str,
+    "insecure": bool,
+    "max_request_bytes": int,
     "context": int,
     "max_seqs": int,
     "kv_cache_memory": int,

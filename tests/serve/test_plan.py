@@ -151,7 +151,7 @@ def test_a_rule_reaches_the_plugin_and_the_front_door(make: Callable[..., Plan])
     assert PluginOptions.parse(additional).acceptance == plan.acceptance
     assert plan.acceptance.described == "typical eps=0.2 delta=0.3"
     assert plan.argv[plan.argv.index("--middleware") + 1].endswith("front_door.FrontDoor")
-    assert "--middleware" not in make(draft="none").argv
+    assert not any(arg.endswith("front_door.FrontDoor") for arg in make(draft="none").argv)
 
 
 def test_a_combination_that_is_known_not_to_work_is_refused(

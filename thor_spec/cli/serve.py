@@ -40,6 +40,18 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.", show_default="8000")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="Key that clients must show; --api-key-file keeps it out of `ps`.", metavar="KEY")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the key, which nobody else may read.", metavar="FILE")
+    ] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Let others in without a key, and vLLM log prompts.")
+    ] = None,
+    max_request_bytes: Annotated[
+        int | None, typer.Option(help="Longest body of a request.", metavar="BYTES", show_default="8 MiB")
+    ] = None,
     context_length: Annotated[
         int | None,
         typer.Option("--context", help="Longest request in tokens, prompt and answer.", metavar="N"),
@@ -115,6 +127,10 @@ def serve(
         "draft_tokens": draft_tokens,
         "host": host,
         "port": port,
+        "api_key": api_key,
+        "api_key_file": api_key_file,
+        "insecure": insecure,
+        "max_request_bytes": max_request_bytes,
         "context": context_length,
         "max_seqs": max_seqs,
         "kv_cache_memory": kv_cache_memory,

@@ -5,20 +5,20 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from thor_spec import env
-from thor_spec.config import DEFAULT_DRAFT_TOKENS, Resolved, ServeConfig
+from thor_spec.config import DEFAULT_DRAFT_TOKENS, HIDDEN, Resolved, ServeConfig
 from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.dflash.drafter import Drafter
 from thor_spec.errors import ConfigError
 from thor_spec.nano import checkpoints as nano
 from thor_spec.nano import shipped
-from thor_spec.serve import passthrough, preflight
+from thor_spec.serve import api_key, passthrough, preflight
 from thor_spec.serve.checkpoint import Checkpoint, open_checkpoint
 from thor_spec.serve.locate import locate
-from thor_spec.vllm_plugin import compat, interpreter
+from thor_spec.vllm_plugin import compat, gate, interpreter
 from thor_spec.vllm_plugin.options import NAME as PLUGIN
 from thor_spec.vllm_plugin.seam import has_gpu_build, version
 
@@ -35,6 +35,7 @@ _OPTIONS = {
 _TOOL_PARSERS = {"Qwen3_5ForConditionalGeneration": "qwen3_xml", "Qwen3_5MoeForConditionalGeneration": "qwen3_xml"}
 _CPU_KV_CACHE_BYTES = 1 << 30
 FRONT_DOOR = "thor_spec.vllm_plugin.front_door.FrontDoor"
+GATE = "thor_spec.vllm_plugin.gate.Gate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ class Plan:
     context: int
     argv: tuple[str, ...]
     environment: Mapping[str, str]
+    api_key: str | None = field(default=None, repr=False)
+    """Set as a variable for the engine, and shown nowhere."""
 
     @property
     def url(self) -> str:
@@ -80,7 +83,8 @@ class Plan:
 
     def as_shell(self) -> str:
         """Return the command line that starts the same engine by hand."""
-        variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
+        shown = {**self.environment, **({gate.KEY_VARIABLE: HIDDEN} if self.api_key else {})}
+        variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in shown.items())
         return f"{variables} {shlex.join(self.argv)}"
 
 
@@ -128,6 +132,7 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None) 
         context=context,
         argv=argv,
         environment=_environment(config, gpu=gpu),
+        api_key=api_key.read(config),
     )
 
 
@@ -173,11 +178,14 @@ def _argv(
         raise ConfigError(f"--{next(iter(relaxation)).replace('_', '-')} needs drafts. Name a drafter: --draft.")
     Acceptance().of_request(relaxation)  # checks it
     options = relaxation if gpu else {"runner_kernels": "torch", **relaxation}
+    if config.max_request_bytes is not None:
+        options["max_request_bytes"] = config.max_request_bytes
     additional, passed = passthrough.merged_additional_config({PLUGIN: options}, config.vllm_args)
     if gpu and importlib.util.find_spec("cutlass") is None:
         # On Hopper vLLM prefers FlashInfer's prefill, which dies at the first prompt without nvidia-cutlass-dsl.
         additional.setdefault("gdn_prefill_backend", "triton")
     passthrough.require_no_contradiction(ours, passed, _OPTIONS)
+    api_key.require_discreet(config, {flag for flag, _ in passthrough.flags(passed)})
     ours["--additional-config"] = json.dumps(additional)
     defaults: list[str] = []
     if not passthrough.mentions(passed, "--enable-auto-tool-choice", "--tool-call-parser"):
@@ -186,8 +194,8 @@ def _argv(
     if drafter and target.is_hybrid and not passthrough.mentions(passed, "--enable-prefix-caching"):
         # Upstream has open corruption reports for exactly this combination (vllm#53912).
         defaults.append("--no-enable-prefix-caching")
-    if drafter:
-        defaults += ["--middleware", FRONT_DOOR]
+    # The last one stands first.
+    defaults += [*(("--middleware", FRONT_DOOR) if drafter else ()), "--middleware", GATE]
     if not gpu and not passthrough.mentions(passed, "--enforce-eager"):
         defaults.append("--enforce-eager")  # compiling the tiny models takes longer than serving them
     flags = [part for flag, value in ours.items() for part in (flag, value)]
