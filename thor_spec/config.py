@@ -60,6 +60,17 @@ class ServeConfig:
     log_file: Path | None = None
     wait: bool = False
     """Wait for the device instead of exiting when another job holds it."""
+    tensor_parallel: int | None = None
+    """Devices that share each layer; with ``pipeline_parallel`` and ``data_parallel`` vLLM's own."""
+    pipeline_parallel: int | None = None
+    data_parallel: int | None = None
+    nnodes: int | None = None
+    """Machines that share one engine."""
+    node_rank: int | None = None
+    """Which of them this is; all but 0 have no API."""
+    master_addr: str | None = None
+    executor: str | None = None
+    """How vLLM reaches its workers: ``mp`` or ``ray``."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables set for the engine beside ours, which a file may not change."""
     vllm_args: tuple[str, ...] = ()
@@ -86,7 +97,10 @@ class ServeConfig:
             raise ConfigError(f"--memory-floor {self.memory_floor} must not be negative.")
         if self.api_key is not None and self.api_key_file is not None:
             raise ConfigError("--api-key and --api-key-file exclude each other. Leave one of them out.")
-        for name in ("context", "max_seqs", "kv_cache_memory", "max_request_bytes"):
+        if self.node_rank is not None and self.node_rank < 0:
+            raise ConfigError(f"--node-rank {self.node_rank} must not be negative.")
+        positive = ("context", "max_seqs", "kv_cache_memory", "max_request_bytes")
+        for name in (*positive, "tensor_parallel", "pipeline_parallel", "data_parallel", "nnodes"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"--{name.replace('_', '-')} {value} must be positive.")
@@ -186,6 +200,13 @@ _PROFILE_TYPES: dict[str, type] = {
     "golden": str,
     "log_file": str,
     "wait": bool,
+    "tensor_parallel": int,
+    "pipeline_parallel": int,
+    "data_parallel": int,
+    "nnodes": int,
+    "node_rank": int,
+    "master_addr": str,
+    "executor": str,
     "environment": dict,
     "vllm_args": list,
 }

@@ -9,7 +9,7 @@ import pytest
 
 from tests.checkpoints import DRAFTER, HYBRID, MakeCheckpoint
 from thor_spec.config import resolve
-from thor_spec.errors import ConfigError, PlatformError
+from thor_spec.errors import ConfigError, EngineStartError, PlatformError
 from thor_spec.serve import plan as planning
 from thor_spec.serve import preflight
 from thor_spec.serve.checkpoint import open_checkpoint
@@ -193,3 +193,58 @@ def test_facts_of_a_start(make_checkpoint: MakeCheckpoint, quantization: dict[st
     found = preflight.facts(target, drafter=True, context=9, vllm="0.33.0", passed=passed, variables={})
     assert found["weights"] == name
     assert (found["kv_dtype"], found["graphs"], found["moe_backend"], found["hybrid"]) == ("fp8", False, True, True)
+
+
+def test_several_devices_are_passed_through(make: Callable[..., Plan]) -> None:
+    plan = make(tensor_parallel=2, pipeline_parallel=2, executor="ray")
+    assert value(plan, "--tensor-parallel-size") == "2"
+    assert value(plan, "--pipeline-parallel-size") == "2"
+    assert value(plan, "--distributed-executor-backend") == "ray"
+    assert "--nnodes" not in plan.argv
+    with pytest.raises(ConfigError, match="Use --tensor-parallel instead"):
+        make(tensor_parallel=2, vllm_args=("--tensor-parallel-size", "4"))
+
+
+def test_the_other_nodes_are_headless(make: Callable[..., Plan], target: Path) -> None:
+    nodes = {"tensor_parallel": 2, "nnodes": 2, "master_addr": "10.0.0.1"}
+    first, second = make(**nodes), make(**nodes, node_rank=1)
+    assert first.argv[2] == "vllm.entrypoints.openai.api_server"
+    assert second.argv[2:6] == ("vllm.entrypoints.cli.main", "serve", str(target), "--headless")
+    assert "--model" not in second.argv
+    for plan in (first, second):
+        assert (value(plan, "--nnodes"), value(plan, "--master-addr")) == ("2", "10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"executor": "threads"}, "not one of mp, ray"),
+        ({"nnodes": 2}, "needs --master-addr"),
+        ({"nnodes": 2, "master_addr": "a"}, "1 workers .* over 2 nodes"),
+        ({"nnodes": 2, "master_addr": "a", "tensor_parallel": 2, "node_rank": 2}, r"must lie in 0\.\.1"),
+        ({"nnodes": 2, "master_addr": "a", "executor": "ray"}, "the cluster knows its nodes"),
+        ({"tensor_parallel": 0}, "--tensor-parallel 0 must be positive"),
+    ],
+)
+def test_devices_that_cannot_work(make: Callable[..., Plan], flags: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make(**flags)
+
+
+def test_becoming_the_engine(make: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
+    monkeypatch.setattr(planning.os, "execve", lambda *args: called.extend(args))
+    monkeypatch.setenv("INHERITED", "1")
+    plan = make(api_key="0123456789abcdef", environment={"MINE": "2"})
+    plan.become()
+    program, argv, environment = called
+    assert (program, argv) == (plan.argv[0], plan.argv)
+    assert environment["VLLM_API_KEY"] == "0123456789abcdef"
+    assert (environment["INHERITED"], environment["MINE"], environment["VLLM_PLUGINS"]) == ("1", "2", "thor_spec")
+
+
+def test_an_engine_that_cannot_be_become(make: Callable[..., Plan]) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(EngineStartError, match="/nowhere/python cannot be run: No such file"):
+        replace(make(), argv=("/nowhere/python",)).become()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from thor_spec.config import DEFAULT_MODEL
+from thor_spec.errors import ConfigError
 
 if TYPE_CHECKING:
     from thor_spec.serve.events import Ready
@@ -98,6 +99,15 @@ def serve(
             show_default="4 GiB, or 3 % of all memory if more",
         ),
     ] = None,
+    tensor_parallel: Annotated[int | None, typer.Option(help="Devices that share each layer.", metavar="N")] = None,
+    pipeline_parallel: Annotated[int | None, typer.Option(help="Devices that share the layers.", metavar="N")] = None,
+    data_parallel: Annotated[int | None, typer.Option(help="Copies of the engine behind one API.", metavar="N")] = None,
+    nnodes: Annotated[int | None, typer.Option(help="Machines that share one engine.", metavar="N")] = None,
+    node_rank: Annotated[
+        int | None, typer.Option(help="Which of them this is; all but 0 with --dry-run or --exec.", metavar="R")
+    ] = None,
+    master_addr: Annotated[str | None, typer.Option(help="Address of node 0.", metavar="HOST")] = None,
+    executor: Annotated[str | None, typer.Option(help="How vLLM reaches its workers.", metavar="mp|ray")] = None,
     wait: Annotated[
         bool | None, typer.Option("--wait/--no-wait", help="Wait while another job holds the device.")
     ] = None,
@@ -106,6 +116,9 @@ def serve(
         typer.Option(help="A profile, or a YAML file of these options; flags win over it.", metavar="NAME|FILE"),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
+    become: Annotated[
+        bool, typer.Option("--exec", help="Become the engine, unsupervised: in a container whose entry point locks.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
 ) -> None:
     """Serve a model over the OpenAI API, with DFlash speculation.
@@ -142,6 +155,13 @@ def serve(
         "acceptance_floor": acceptance_floor,
         "golden": golden,
         "log_file": log_file,
+        "tensor_parallel": tensor_parallel,
+        "pipeline_parallel": pipeline_parallel,
+        "data_parallel": data_parallel,
+        "nnodes": nnodes,
+        "node_rank": node_rank,
+        "master_addr": master_addr,
+        "executor": executor,
         "wait": wait,
         "vllm_args": context.obj.rest or None,
     }
@@ -151,6 +171,13 @@ def serve(
     if dry_run:
         print(json.dumps(plan.as_dict(), indent=2) if as_json else plan.as_shell())
         return
+    if become:
+        plan.become()
+    if plan.resolved.config.node_rank:
+        raise ConfigError(
+            f"Node {plan.resolved.config.node_rank} has no API to watch. Run what --dry-run prints under "
+            "`thor-spec run`, or use --exec in a container."
+        )
 
     def report(ready: "Ready") -> None:
         print(json.dumps(ready.as_dict()) if as_json else _ready_text(ready), flush=True)

@@ -2,20 +2,21 @@
 
 import importlib.util
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from thor_spec import env
 from thor_spec.config import DEFAULT_DRAFT_TOKENS, HIDDEN, Resolved, ServeConfig
 from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.dflash.drafter import Drafter
-from thor_spec.errors import ConfigError
+from thor_spec.errors import ConfigError, EngineStartError
 from thor_spec.nano import checkpoints as nano
 from thor_spec.nano import shipped
-from thor_spec.serve import api_key, passthrough, preflight
+from thor_spec.serve import api_key, parallel, passthrough, preflight
 from thor_spec.serve.checkpoint import Checkpoint, open_checkpoint
 from thor_spec.serve.locate import locate
 from thor_spec.vllm_plugin import compat, gate, interpreter
@@ -31,6 +32,7 @@ _OPTIONS = {
     "--max-num-seqs": "--max-seqs",
     "--kv-cache-memory-bytes": "--kv-cache-memory",
     "--speculative-config": "--draft and --draft-tokens",
+    **{flag: f"--{name.replace('_', '-')}" for name, flag in parallel.FLAGS.items()},
 }
 _TOOL_PARSERS = {"Qwen3_5ForConditionalGeneration": "qwen3_xml", "Qwen3_5MoeForConditionalGeneration": "qwen3_xml"}
 _CPU_KV_CACHE_BYTES = 1 << 30
@@ -68,6 +70,17 @@ class Plan:
     def full_canary(self) -> bool:
         """Whether READY waits for the full canary set: on a GPU, if nothing else was said."""
         return (self.resolved.config.canary or ("full" if has_gpu_build() else "quick")) == "full"
+
+    def child_environment(self) -> dict[str, str]:
+        """Return the engine's environment: the caller's, with ours, the profile's and the key."""
+        return env.child_environment({**self.environment, gate.KEY_VARIABLE: self.api_key or ""})
+
+    def become(self) -> NoReturn:
+        """Replace this process by the engine. Raises: EngineStartError."""
+        try:
+            os.execve(self.argv[0], self.argv, self.child_environment())
+        except OSError as error:
+            raise EngineStartError(f"{self.argv[0]} cannot be run: {error.strerror}.") from error
 
     def as_dict(self) -> dict[str, Any]:
         """Return what would be started, JSON-ready."""
@@ -167,6 +180,7 @@ def _argv(
         "--max-model-len": str(context),
         "--max-num-seqs": str(config.max_seqs),
     }
+    ours |= parallel.arguments(config)
     kv_cache_memory = config.kv_cache_memory or (None if gpu else _CPU_KV_CACHE_BYTES)
     if kv_cache_memory is not None:
         ours["--kv-cache-memory-bytes"] = str(kv_cache_memory)
@@ -198,8 +212,11 @@ def _argv(
     defaults += [*(("--middleware", FRONT_DOOR) if drafter else ()), "--middleware", GATE]
     if not gpu and not passthrough.mentions(passed, "--enforce-eager"):
         defaults.append("--enforce-eager")  # compiling the tiny models takes longer than serving them
+    program: tuple[str, ...] = ("vllm.entrypoints.openai.api_server",)
+    if parallel.is_headless(config):  # a worker of node 0, which the API server's own module cannot be
+        program = ("vllm.entrypoints.cli.main", "serve", ours.pop("--model"), "--headless")
     flags = [part for flag, value in ours.items() for part in (flag, value)]
-    return (sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags, *defaults, *passed)
+    return (sys.executable, "-m", *program, *flags, *defaults, *passed)
 
 
 def _acceptance(config: ServeConfig) -> dict[str, Any]:

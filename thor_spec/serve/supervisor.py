@@ -20,7 +20,7 @@ from thor_spec.serve.golden import Golden
 from thor_spec.serve.plan import Plan
 from thor_spec.serve.service_events import ServiceEvents
 from thor_spec.serve.stop_requests import StopRequests
-from thor_spec.vllm_plugin import gate, seam
+from thor_spec.vllm_plugin import seam
 
 GRACE_S = 20.0  # a stop must be through within 30 s
 RESTARTS = 1
@@ -96,8 +96,7 @@ class _Service:
         tail = log.Tail(self.log_file)
         start = history.key(plan.argv, seam.version() or "")
         with _receipts_folder() as receipts:
-            key = {gate.KEY_VARIABLE: plan.api_key or ""}
-            environment = env.child_environment({**plan.environment, **key, env.RECEIPTS_VARIABLE: str(receipts)})
+            environment = {**plan.child_environment(), env.RECEIPTS_VARIABLE: str(receipts)}
             with GuardedJob.start(
                 plan.argv,
                 settings=self.settings,
