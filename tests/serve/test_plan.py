@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -161,6 +162,21 @@ def test_a_combination_that_is_known_not_to_work_is_refused(
     with pytest.raises(PlatformError, match=r"prefix-cache-0.28: corrupt answers.*issues/53912.*Leave --enable"):
         make(vllm_args=("--enable-prefix-caching",))
     make()  # without it nothing is known against it
+
+
+def test_a_method_of_vllm_s_own_is_judged_too(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(method: str) -> Plan:
+        passed = ("--speculative-config", json.dumps({"method": method, "num_speculative_tokens": 3}))
+        return make_plan(resolve({"model": str(target), "draft": "none", "vllm_args": passed}))
+
+    with pytest.raises(PlatformError, match="ngram-hybrid: the recurrent state is corrupted"):
+        plan("ngram")
+    plan("mtp")
+    monkeypatch.setattr(preflight.board, "detect", lambda *_: SimpleNamespace(kind="thor"))
+    with pytest.raises(PlatformError, match="gdn-mtp-decode"):
+        plan("mtp")
+    monkeypatch.setenv("VLLM_GDN_DECODE_KERNEL", "triton")
+    plan("mtp")
 
 
 def test_what_is_likely_to_fail_is_told(target: Path, drafter: Path) -> None:

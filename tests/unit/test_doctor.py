@@ -222,6 +222,16 @@ def test_images(capsys: pytest.CaptureFixture[str]) -> None:
     assert "serves garbage" in report["checks"][1]["detail"]
 
 
+def test_an_image_of_another_line_of_boards() -> None:
+    from thor_spec.doctor import combinations
+
+    machine = machines.look()
+    facts = combinations.facts(machine, None, f"dustynv/vllm:0.8.6-r36.4.0-cu128{DIGEST}")
+    assert (facts["image_l4t"], facts["digest"]) == (36, DIGEST[1:])
+    assert [check.level for check in combinations.check({**facts, "board": "thor"})] == [Level.FAIL]
+    assert "image_l4t" not in combinations.facts(machine, None, "vllm/vllm-openai:v0.33.0")
+
+
 def test_fa3_by_its_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

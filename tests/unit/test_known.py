@@ -72,7 +72,7 @@ THOR: dict[str, Any] = {"board": "thor", "hybrid": True, "drafter": True, "metho
 @pytest.mark.parametrize(
     ("facts", "name"),
     [
-        ({"hybrid": True, "method": "mtp", "gdn_decode_kernel": "cuda"}, "gdn-mtp-decode"),
+        ({"board": "thor", "hybrid": True, "method": "mtp", "gdn_decode_kernel": "cuda"}, "gdn-mtp-decode"),
         ({"vllm": "0.29.0", "hybrid": True}, "vllm-0.29.0-gdn"),
         ({**THOR, "weights": "fp8", "flashinfer": True}, "fp8-hybrid-flashinfer"),
         ({"board": "thor", "flash_attention": 3}, "fa3"),

@@ -1,5 +1,6 @@
 """Whether this machine and environment are, by themselves, a combination that is known not to work."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,8 @@ from thor_spec import env
 from thor_spec.device.machine import Machine
 from thor_spec.doctor.report import Check, Level
 from thor_spec.known import combinations
+
+_L4T_TAG = re.compile(r"[:-]r(\d{2})(?:\.\d+)*\b", re.ASCII)  # 0.8.6-r36.4.0-cu128
 
 
 def facts(machine: Machine, vllm: str | None, image: str | None = None) -> dict[str, Any]:
@@ -18,6 +21,7 @@ def facts(machine: Machine, vllm: str | None, image: str | None = None) -> dict[
         name, at, digest = image.partition("@")
         found["image"] = name
         found |= {"digest": digest} if at else {}
+        found |= {"image_l4t": int(line[1])} if (line := _L4T_TAG.search(name)) else {}
     if (version := env.engine_variable("VLLM_FLASH_ATTN_VERSION")) and version.isdecimal():
         found["flash_attention"] = int(version)
     return found

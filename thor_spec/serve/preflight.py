@@ -1,5 +1,6 @@
 """Whether a start is one of the combinations that are known not to work."""
 
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,22 +23,29 @@ def facts(
         variables: set for the engine, beside those that it inherits.
     """
     given = dict(passthrough.flags(passed))
+    method = "dflash" if drafter else _method(given.get("--speculative-config"))
+
+    def variable(name: str) -> str | None:
+        return variables.get(name) or env.engine_variable(name)
+
     found: dict[str, Any] = {
         "board": str(board.detect(Path("/"), None).kind),
         "vllm": vllm,
         "hybrid": target.is_hybrid,
-        "drafter": drafter,
-        "method": "dflash" if drafter else "none",
+        "drafter": method != "none",
+        "method": method,
+        "gdn_decode_kernel": variable("VLLM_GDN_DECODE_KERNEL") or "cuda",
         "context": context,
         "prefix_caching": "--enable-prefix-caching" in given,
         "moe_backend": "--moe-backend" in given,
         "graphs": "--enforce-eager" not in given,
         "flashinfer": str(given.get("--attention-backend", "")).upper().startswith("FLASHINFER"),
+        "flashinfer_cubins": importlib.util.find_spec("flashinfer_cubin") is not None,
         "kv_dtype": str(given.get("--kv-cache-dtype") or "auto").partition("_")[0],
         "weights": _quantization(target.config),
         "rope": str((target.text_config.get("rope_parameters") or {}).get("rope_type", "default")),
     }
-    version = variables.get("VLLM_FLASH_ATTN_VERSION") or env.engine_variable("VLLM_FLASH_ATTN_VERSION")
+    version = variable("VLLM_FLASH_ATTN_VERSION")
     return found | ({"flash_attention": int(version)} if version and version.isdecimal() else {})
 
 
@@ -48,6 +56,14 @@ def require_sound(found: Mapping[str, Any], note: Callable[[str], None] | None =
             raise PlatformError(f"{combination.name}: {combination.describe()}. {combination.remedy}")
         if note:
             note(f"warning: {combination.name}: {combination.describe()}. {combination.remedy}")
+
+
+def _method(speculation: str | None) -> str:
+    """Return the method of a ``--speculative-config`` that is passed on; ``none`` without one."""
+    if speculation is None:
+        return "none"
+    content = passthrough.require_json("--speculative-config", speculation)
+    return str(content.get("method", "?")) if isinstance(content, dict) else "?"
 
 
 def _quantization(config: Mapping[str, Any]) -> str:
