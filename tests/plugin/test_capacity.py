@@ -34,7 +34,7 @@ def _specs(target: ModelShape, drafter: ModelShape | None, block: int, page: int
     return found | ({f"draft.{i}": attention(drafter) for i in range(drafter.attention.layers)} if drafter else {})
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(24))
 def test_groups_and_blocks_are_vllm_s(seed: int) -> None:
     from vllm.v1.core import kv_cache_utils as vllm_blocks
     from vllm.v1.kv_cache_layout import KVCacheLayout
@@ -43,9 +43,10 @@ def test_groups_and_blocks_are_vllm_s(seed: int) -> None:
     drafts = rng.choice((0, 3, 7, 15))
     layers = rng.choice((8, 24, 40, 64))
     config = {**QWEN35_35B, "num_hidden_layers": layers, "num_key_value_heads": rng.choice((2, 4))}
+    config["full_attention_interval"] = rng.choice((2, 4))  # with 2, kinds of nearly as many layers are padded
     target = ModelShape.parse("target", {**config, "linear_num_value_heads": rng.choice((16, 32, 48))})
     heads = rng.choice((4, 8))
-    draft_layers = rng.choice((1, 2, 5, 8))
+    draft_layers = rng.choice((1, 5, 8, target.attention.layers + 1))
     drafter = ModelShape.parse(
         "drafter", {**DRAFTER_35B, "num_key_value_heads": heads, "num_hidden_layers": draft_layers}
     )

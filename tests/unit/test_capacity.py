@@ -14,6 +14,7 @@ from thor_spec.capacity.shape import ModelShape
 from thor_spec.capacity.sizes import parse_size
 from thor_spec.capacity.weights import Component, Scheme, components, parse_scheme, weight_bytes
 from thor_spec.cli.main import main
+from thor_spec.device import cuda
 from thor_spec.errors import CapacityError, ConfigError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -64,9 +65,14 @@ def test_capacity_within_3_percent_of_what_was_measured(drafts: int, tokens: int
     assert found.sequences == pytest.approx(sequences, rel=0.03)
 
 
-def test_the_bundled_model_s_capacity_is_exact(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bundled_model_s_capacity_is_exact(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """README: READY reports 190,650 tokens, 23.3 sequences of 8,192, with 1 GiB of cache on a CPU."""
+    monkeypatch.setattr(cuda, "probe", lambda: None)
     assert _plan(capsys, "nano", "--kv-cache-memory", "1GiB")["kv_cache_tokens"] == 190_650
+    without = _plan(capsys, "nano", "--kv-cache-memory", "1GiB", "--draft", "none")  # prefixes are cached then
+    assert (without["kv_cache_tokens"], without["sequences"]) == (441_505, 53.89)
 
 
 def test_reconstructing_holds_more_sequences_and_costs_its_records() -> None:

@@ -84,6 +84,13 @@ def test_sensors_of_the_tree(tmp_path: Path) -> None:
     assert found.fan_share == pytest.approx(58 / 255)
 
 
+def test_sums_of_the_power_chip_are_no_rails(tmp_path: Path) -> None:
+    root = make_thor(tmp_path)
+    before = sensors.read(root).milliwatts
+    (root / "sys/class/hwmon/hwmon3/curr7_input").write_text("5000\n")
+    assert sensors.read(root).milliwatts == before
+
+
 def test_absent_is_none(tmp_path: Path) -> None:
     assert sensors.read(tmp_path) == sensors.Sensors()
     assert sensors.read(tmp_path).gpu_throttled is None

@@ -113,6 +113,14 @@ def test_a_mistake_names_file_line_and_field(
     assert says in out
 
 
+def test_a_mistake_in_a_list_has_its_line(home: Path) -> None:
+    good, bad = ("    - {value: [" + inner + "], confidence: one, source: me}\n" for inner in ("x", ""))
+    (home / "mine.yaml").write_text(f"{GOOD}  arguments:\n{good}{bad}    - nothing\n")
+    with pytest.raises(ConfigError, match=r"mine.yaml:15: engine.arguments.2 must be object") as error:
+        catalogue.get("mine")
+    assert "mine.yaml:14: engine.arguments.1.value" in str(error.value)
+
+
 def test_all_mistakes_are_told_at_once(home: Path) -> None:
     (home / "mine.yaml").write_text(GOOD.replace("value: 2,", "value: two,").replace("title: my own\n", ""))
     with pytest.raises(ConfigError) as error:

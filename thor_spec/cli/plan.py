@@ -46,6 +46,14 @@ def plan(
     state_dtype: Annotated[
         str | None, typer.Option(help="Of recurrent state.", metavar="DTYPE", show_default="what the model names")
     ] = None,
+    prefix_caching: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-caching/--no-prefix-caching",
+            help="Keep a state at block boundaries.",
+            show_default="as serve does: only without drafts",
+        ),
+    ] = None,
     kv_cache_memory: Annotated[
         str | None, typer.Option(help="Size of the cache.", metavar="SIZE", show_default="what is left")
     ] = None,
@@ -87,6 +95,7 @@ def plan(
         "state": state,
         "kv_dtype": kv_dtype,
         "state_dtype": state_dtype,
+        "prefix_caching": prefix_caching,
         "utilization": utilization,
         "kv_cache_memory": _size("--kv-cache-memory", kv_cache_memory),
         "weights": _size("--weights", weights),
@@ -140,6 +149,7 @@ class _Subject:
             asked.pop("draft_tokens", None)
         elif "draft_tokens" not in asked:
             asked["draft_tokens"] = self._block - 1
+        asked["prefix_caching"] = not given.get("draft_tokens", asked.get("draft_tokens"))
         return Request(**{**asked, **_machine(memory, floor, given), **given})
 
 
