@@ -30,7 +30,7 @@ class ServeConfig:
     """Tokens drafted per step, K; None takes the drafter's block size - 1, at most 7 without a GPU."""
     host: str = "127.0.0.1"
     port: int = 8000
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     """Clients must show it. Prefer a file: a command line can be read by every user of the machine."""
     api_key_file: Path | None = None
     """Holds the key in one line, and may be read by its owner alone."""

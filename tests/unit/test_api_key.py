@@ -1,6 +1,7 @@
 """Keys and addresses: what is refused before anything is started, and where a key must not be seen."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,10 @@ def test_a_key_that_is_none_is_refused_and_not_shown(key_file: Path, text: str) 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         api_key.read(ServeConfig(api_key_file=tmp_path / "none"))
-    with pytest.raises(ConfigError):
-        api_key.read(ServeConfig(api_key_file=tmp_path))
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ConfigError, match=r"not a plain file|cannot be read"):
+            api_key.read(ServeConfig(api_key_file=path))
 
 
 def test_key_and_file_exclude_each_other(key_file: Path) -> None:
@@ -98,6 +101,7 @@ def test_a_dry_run_shows_no_key(capsys: pytest.CaptureFixture[str], key_file: Pa
 def test_the_key_is_in_the_engine_s_environment_alone(capsys: pytest.CaptureFixture[str]) -> None:
     plan: dict[str, Any] = json.loads(call(capsys, "--api-key", KEY, "--dry-run", "--json")[1])
     assert plan["config"]["api_key"]["value"] == "(hidden)"
+    assert KEY not in repr(ServeConfig(api_key=KEY))
     assert "--api-key" not in plan["argv"]
     middlewares = [plan["argv"][i + 1] for i, arg in enumerate(plan["argv"]) if arg == "--middleware"]
     assert [name.rpartition(".")[2] for name in middlewares] == ["FrontDoor", "Gate"]

@@ -50,11 +50,6 @@ class Profile:
         return str(self._content["title"])
 
     @property
-    def image(self) -> str | None:
-        """Return the image by digest, or None while its slot is empty."""
-        return (self._content.get("image") or {}).get("value")
-
-    @property
     def _content(self) -> Mapping[str, Any]:
         content: Mapping[str, Any] = self.document.content
         return content

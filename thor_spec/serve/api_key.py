@@ -61,7 +61,8 @@ def require_discreet(config: ServeConfig, flags: set[str]) -> None:
 
 def _from_file(path: Path) -> str:
     try:
-        with path.open(encoding="utf-8") as file:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not be waited for
+        with open(fd, encoding="utf-8") as file:
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode):
                 raise ConfigError(f"--api-key-file {path} is not a plain file.")
