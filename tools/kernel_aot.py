@@ -87,12 +87,24 @@ def resources(arch: int, ptx: str) -> dict[str, int]:
 
 
 def sums(ttgir: str, ptx: str) -> dict[str, list[Any]]:
-    """Return what decides the order of a sum: the layouts that are summed over, and runs of fused multiply-adds."""
+    """Return what decides the order of a sum.
+
+    That is the layouts that are summed over, runs of fused multiply-adds, and which of a thread's first two products
+    is the fused one: with some compilers not the same one in all of its rows.
+    """
     layouts = dict(re.findall(r"^(#\w+) = (#ttg\.\S.*)$", ttgir, re.MULTILINE))
     summed = re.findall(r"tt\.reduce\"(?:.|\n)*?\}\) : \(tensor<\S+, (#\w+)>\)", ttgir)
     operations = re.findall(r"^\s*((?:fma\.rn|mul|add|sub|shfl\S*|bar)\.\S*)", ptx, re.MULTILINE)
     runs = [len(list(run)) for kind, run in itertools.groupby(operations) if kind == "fma.rn.f32"]
-    return {"summed_over": sorted({layouts[name] for name in summed}), "fused_runs": [n for n in runs if n > 3]}
+    products = {d: (x, y) for d, x, y in re.findall(r"^\s*mul\.f32\s+(%r\d+), (%r\d+), (%r\d+);", ptx, re.MULTILINE)}
+    fused = re.findall(r"^\s*fma\.rn\.f32\s+%r\d+, (%r\d+), (%r\d+), (%r\d+);", ptx, re.MULTILINE)
+    firsts = [(products[z][0], x) for x, _, z in fused if z in products]
+    swapped = sum((x, z) in set(firsts) for z, x in firsts)
+    return {
+        "swapped_first_products": [swapped],
+        "summed_over": sorted({layouts[name] for name in summed}),
+        "fused_runs": [n for n in runs if n > 3],
+    }
 
 
 def layer(
@@ -138,9 +150,7 @@ def configurations(arch: int) -> list[tuple[str, Any]]:
             for deferred in (False, True):
                 kind = f"{'tree' if tree else 'chain'}{' deferred' if deferred else ''}"
                 for state in (f32, bf16):
-                    tiles = replay_tiles(
-                        heads=heads, key_dim=DIM, value_dim=DIM, state=state, tree=tree, deferred=deferred, sms=sms
-                    )
+                    tiles = replay_tiles(heads=heads, value_dim=DIM, tree=tree, deferred=deferred, sms=sms)
                     x = layer(1, 16, tree=tree, deferred=deferred, state=state, inputs=bf16)
                     x.pop("parents")
                     name = f"replay {kind} {str(state)[6:]} state, BV {tiles.block_v}, walkers {tiles.walkers}"
@@ -246,7 +256,7 @@ def main() -> None:
             for kernel in compiler.compiled:
                 row = {"arch": f"sm_{arch}a", "configuration": name, "kernel": kernel.metadata.name}
                 row |= {"shared": kernel.metadata.shared, **resources(arch, kernel.asm["ptx"])}
-                row |= sums(kernel.asm["ttgir"], kernel.asm["ptx"]) if "vllm" in name else {}
+                row |= sums(kernel.asm["ttgir"], kernel.asm["ptx"]) if re.match("vllm|replay", name) else {}
                 rows.append(row)
                 print(json.dumps(row), file=sys.stderr, flush=True)
                 if options.keep:

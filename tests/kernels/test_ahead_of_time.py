@@ -48,8 +48,11 @@ def test_nothing_spills_on_thor(only: str) -> None:
 def test_replay_sums_in_the_order_of_vllm() -> None:
     """Same tile layouts under every sum, and the same runs of fused multiply-adds: the order of bits on a GPU."""
     pytest.importorskip("vllm")
-    rows = {row["configuration"]: row for row in compiled(90, "vllm")}
+    rows = {row["configuration"]: row for row in compiled(90, r"vllm|^replay tree \w+ state, BV 32, walkers 1")}
     for state in ("float32", "bfloat16"):
         theirs, ours = rows[f"vllm {state} state"], rows[f"replay like vllm {state} state"]
-        assert theirs["summed_over"] == ours["summed_over"]
+        tree = rows[f"replay tree {state} state, BV 32, walkers 1"]
+        assert theirs["summed_over"] == ours["summed_over"] == tree["summed_over"]
         assert theirs["fused_runs"] == ours["fused_runs"]
+        assert tree["fused_runs"] == [32, *ours["fused_runs"]]  # nodes that are walked again cost one update
+        assert theirs["swapped_first_products"] == ours["swapped_first_products"] == tree["swapped_first_products"]

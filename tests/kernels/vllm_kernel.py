@@ -73,7 +73,7 @@ def same_as_snapshots(
     Args:
         leaves: per request the nodes whose paths are compared; the path to the first one is committed.
     """
-    # vLLM's own tile: with few channels the rows per tile decide how lanes split a row.
+    # vLLM's own tile: it decides how lanes split a row.
     tiles = tiles or Tiles(block_v=min(32, case.args["v"].shape[2]), warps=4)
     chains = [(r, path_to(case.parents[r], leaf)) for r, nodes in enumerate(leaves) for leaf in nodes]
     want, states = snapshots(snapshot, case, chains, per_token=per_token)
@@ -91,7 +91,7 @@ def same_as_snapshots(
 
 
 def random_case(seed: int) -> tuple[Case, list[list[int]], Tiles]:
-    """A chain or a tree at the real head dims, its leaves, and one of the launch geometries."""
+    """A chain or a tree at the real head dims, its leaves, and vLLM's launch geometry, with one walker or two."""
     from tests.kernels import cases
 
     tree = cases.random_tree(1 + seed % 40, seed) if seed % 2 else cases.chain(1 + seed % 16)
@@ -99,5 +99,5 @@ def random_case(seed: int) -> tuple[Case, list[list[int]], Tiles]:
         [tree], seed=seed, heads=2, value_heads=4, key_dim=128, value_dim=128, tree=bool(seed % 2),
         gate_dtype=torch.bfloat16, state_dtype=torch.bfloat16 if seed % 5 == 0 else torch.float32,
     )  # fmt: skip
-    tiles = Tiles(block_v=(8, 16, 32)[seed % 3], warps=4, walkers=1 + seed % 2)
+    tiles = Tiles(block_v=32, warps=4, walkers=1 + seed % 2)
     return case, [[t for t in range(len(tree)) if t not in tree]], tiles

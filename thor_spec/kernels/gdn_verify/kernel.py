@@ -79,13 +79,7 @@ def gdn_verify(
     }  # fmt: skip
     if variant == "replay":
         tiles = tiles or replay_tiles(
-            heads=states,
-            key_dim=key_dim,
-            value_dim=value_dim,
-            state=state.dtype,
-            tree=paths is not None,
-            deferred=deferred,
-            sms=sms,
+            heads=states, value_dim=value_dim, tree=paths is not None, deferred=deferred, sms=sms
         )
         if deferred and tiles.walkers > 1:
             raise ConfigError(

@@ -36,21 +36,16 @@ def processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def replay_tiles(
-    *, heads: int, key_dim: int, value_dim: int, state: torch.dtype, tree: bool, deferred: bool, sms: int
-) -> Tiles:
-    """Return the geometry of the sequential variant.
+def replay_tiles(*, heads: int, value_dim: int, tree: bool, deferred: bool, sms: int) -> Tiles:
+    """Return the geometry of the sequential variant: vLLM's, since it decides the order of sums over K.
 
-    Two choices belong to bit-identity, since they decide the order of sums over K. Four warps always: the L2 norm is
-    summed over all of them. And enough rows that each thread holds one 16-byte vector of a row, as in vLLM's tiles of
-    32 rows: lanes split a row by that vector.
+    Lanes split a row of the state by the tile's shape and the number of warps; and which two products of a thread's
+    first sum are fused depends, with some compilers, on the number of rows that the thread owns.
 
     Args:
         heads: states to advance, requests times value heads.
     """
-    vector = 16 // state.itemsize
-    smallest = min(32, max(8, 4 * 32 * vector // key_dim))
-    block_v = _fill(heads, value_dim, largest=32, smallest=smallest, programs=2 * sms)
+    block_v = min(32, 1 << (value_dim - 1).bit_length())
     programs = heads * -(-value_dim // block_v)
     walkers = 1
     while tree and not deferred and walkers < 8 and programs * walkers < 2 * sms:

@@ -14,31 +14,41 @@ from thor_spec.kernels.gdn_common.kernel import decay, fold_rows, log_decay, low
 
 
 @triton.jit
-def _load_node(q, k, v, a, b, A, dt_bias, token, i_h, i_hv, o_k, o_v, scale,
-               q_stride, k_stride, v_stride,
-               HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-               HAS_BETA: tl.constexpr, L2_NORM: tl.constexpr, PER_CHANNEL: tl.constexpr):  # fmt: skip
-    """Return q and k as the recurrence uses them, the raw key and its scale, v, beta and the log decay."""
+def _fetch(q, k, v, a, b, token, i_h, i_hv, o_k, o_v, q_stride, k_stride, v_stride,
+           HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, HAS_BETA: tl.constexpr,
+           PER_CHANNEL: tl.constexpr):  # fmt: skip
+    """Return a token's q, k, v, a and b as they came."""
     in_k = o_k < K
-    b_q = tl.load(q + token * q_stride + i_h * K + o_k, mask=in_k, other=0.0).to(tl.float32)
-    raw = tl.load(k + token * k_stride + i_h * K + o_k, mask=in_k, other=0.0)
+    b_q = tl.load(q + token * q_stride + i_h * K + o_k, mask=in_k, other=0.0)
+    b_k = tl.load(k + token * k_stride + i_h * K + o_k, mask=in_k, other=0.0)
+    b_v = tl.load(v + token * v_stride + i_hv * V + o_v, mask=o_v < V, other=0.0)
+    if PER_CHANNEL:
+        b_a = tl.load(a + (token * HV + i_hv) * K + o_k, mask=in_k, other=0.0)
+    else:
+        b_a = tl.load(a + token * HV + i_hv)
+    b_b = b_a
+    if HAS_BETA:
+        b_b = tl.load(b + token * HV + i_hv)
+    return b_q, b_k, b_v, b_a, b_b
+
+
+@triton.jit
+def _prepare(b_q, raw, b_v, b_a, b_b, A, dt_bias, scale, HAS_BETA: tl.constexpr, L2_NORM: tl.constexpr):  # fmt: skip
+    """Return q and k as the recurrence uses them, the key's scale, v, beta and the log decay."""
+    b_q = b_q.to(tl.float32)
     b_k = raw.to(tl.float32)
-    b_v = tl.load(v + token * v_stride + i_hv * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)
+    b_v = b_v.to(tl.float32)
     beta = tl.full([], 1.0, tl.float32)
     if HAS_BETA:
-        beta = tl.sigmoid(tl.load(b + token * HV + i_hv).to(tl.float32))
-    if PER_CHANNEL:
-        x = tl.load(a + (token * HV + i_hv) * K + o_k, mask=in_k, other=0.0).to(tl.float32) + dt_bias
-    else:
-        x = tl.load(a + token * HV + i_hv).to(tl.float32) + dt_bias
-    g = log_decay(x, A)
+        beta = tl.sigmoid(b_b.to(tl.float32))
+    g = log_decay(b_a.to(tl.float32) + dt_bias, A)
     k_scale = tl.full([], 1.0, tl.float32)
     if L2_NORM:
         b_q = b_q * (tl.rsqrt(tl.sum(b_q * b_q) + 1e-6))
         k_scale = tl.rsqrt(tl.sum(b_k * b_k) + 1e-6)
         b_k = b_k * k_scale
     b_q = b_q * scale
-    return b_q, b_k, raw, k_scale, b_v, beta, g
+    return b_q, b_k, k_scale, b_v, beta, g
 
 
 @triton.jit
@@ -114,17 +124,20 @@ def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, m
 
     if CHAIN:
         h = start
-        b_q, b_k, raw, k_scale, b_v, beta, g = _load_node(
-            q, k, v, a, b, A, bias, bos, i_h, i_hv, o_k, o_v, scale, q_stride, k_stride, v_stride,
-            HV, K, V, HAS_BETA, L2_NORM, PER_CHANNEL)  # fmt: skip
+        q_raw, k_raw, v_raw, a_raw, b_raw = _fetch(
+            q, k, v, a, b, bos, i_h, i_hv, o_k, o_v, q_stride, k_stride, v_stride, HV, K, V, HAS_BETA, PER_CHANNEL
+        )
         for t in range(count):
-            q_next, k_next, raw_next, k_scale_next, v_next, beta_next, g_next = _load_node(
-                q, k, v, a, b, A, bias, bos + tl.minimum(t + 1, count - 1), i_h, i_hv, o_k, o_v, scale,
-                q_stride, k_stride, v_stride, HV, K, V, HAS_BETA, L2_NORM, PER_CHANNEL)  # fmt: skip
+            q_next, k_next, v_next, a_next, b_next = _fetch(
+                q, k, v, a, b, bos + tl.minimum(t + 1, count - 1), i_h, i_hv, o_k, o_v, q_stride, k_stride, v_stride,
+                HV, K, V, HAS_BETA, PER_CHANNEL)  # fmt: skip
+            b_q, b_k, k_scale, b_v, beta, g = _prepare(
+                q_raw, k_raw, v_raw, a_raw, b_raw, A, bias, scale, HAS_BETA, L2_NORM
+            )
             h, u, o = _step(h, b_q, b_k, b_v, beta, g, DELTA, PER_CHANNEL)
-            _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, slab + wrap(offset + t, rows), o, u, raw, k_scale,
-                        g, i_h, i_hv, i_v, o_k, o_v, H, HV, K, V, PER_CHANNEL)  # fmt: skip
-            b_q, b_k, raw, k_scale, b_v, beta, g = q_next, k_next, raw_next, k_scale_next, v_next, beta_next, g_next
+            _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, slab + wrap(offset + t, rows), o, u, k_raw,
+                        k_scale, g, i_h, i_hv, i_v, o_k, o_v, H, HV, K, V, PER_CHANNEL)  # fmt: skip
+            q_raw, k_raw, v_raw, a_raw, b_raw = q_next, k_next, v_next, a_next, b_next
     else:
         todo = tl.load(leaves + i_r)
         done = todo & 0
@@ -144,25 +157,31 @@ def replay(q, k, v, a, b, A_log, dt_bias, state, out, state_indices, cu_nodes, m
                     t = lowest_node(again)
                     again = again & (again - 1)
                     # Of the record only u is this program's own; keys and decays may be another's, still to be written.
-                    _, b_k, _, _, _, _, g = _load_node(
-                        q, k, v, a, b, A, bias, bos + t, i_h, i_hv, o_k, o_v, scale, q_stride, k_stride, v_stride,
-                        HV, K, V, HAS_BETA, L2_NORM, PER_CHANNEL)  # fmt: skip
+                    q_raw, k_raw, v_raw, a_raw, b_raw = _fetch(
+                        q, k, v, a, b, bos + t, i_h, i_hv, o_k, o_v, q_stride, k_stride, v_stride,
+                        HV, K, V, HAS_BETA, PER_CHANNEL)  # fmt: skip
+                    _, b_k, _, _, _, g = _prepare(q_raw, k_raw, v_raw, a_raw, b_raw, A, bias, scale, HAS_BETA, L2_NORM)
                     u = tl.load(
                         rec_u + ((slab + wrap(offset + t, rows)) * HV + i_hv) * V + o_v, mask=o_v < V, other=0.0
                     )
                     h = tl.fma(u[:, None], b_k[None, :], decay(h, tl.exp(g), PER_CHANNEL))
                 branch = h
                 branch_path = beaten
+                # As at the load: what enters the loop decides which products the compiler fuses in a sum over K.
+                h = tl.zeros([BV, BK], dtype=tl.float32) + h
                 fresh = path & ~done
                 done = done | path
                 while fresh != 0:
                     t = lowest_node(fresh)
                     fresh = fresh & (fresh - 1)
-                    b_q, b_k, raw, k_scale, b_v, beta, g = _load_node(
-                        q, k, v, a, b, A, bias, bos + t, i_h, i_hv, o_k, o_v, scale, q_stride, k_stride, v_stride,
-                        HV, K, V, HAS_BETA, L2_NORM, PER_CHANNEL)  # fmt: skip
+                    q_raw, k_raw, v_raw, a_raw, b_raw = _fetch(
+                        q, k, v, a, b, bos + t, i_h, i_hv, o_k, o_v, q_stride, k_stride, v_stride,
+                        HV, K, V, HAS_BETA, PER_CHANNEL)  # fmt: skip
+                    b_q, b_k, k_scale, b_v, beta, g = _prepare(
+                        q_raw, k_raw, v_raw, a_raw, b_raw, A, bias, scale, HAS_BETA, L2_NORM
+                    )
                     h, u, o = _step(h, b_q, b_k, b_v, beta, g, DELTA, PER_CHANNEL)
-                    _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, slab + wrap(offset + t, rows), o, u, raw,
-                                k_scale, g, i_h, i_hv, i_v, o_k, o_v, H, HV, K, V, PER_CHANNEL)  # fmt: skip
+                    _store_node(out, rec_k, rec_scale, rec_u, rec_g, bos + t, slab + wrap(offset + t, rows), o, u,
+                                k_raw, k_scale, g, i_h, i_hv, i_v, o_k, o_v, H, HV, K, V, PER_CHANNEL)  # fmt: skip
                 tl.debug_barrier()  # the next walk reads rows that other threads of this program wrote
             turn += 1
