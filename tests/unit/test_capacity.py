@@ -15,6 +15,7 @@ from thor_spec.capacity.sizes import parse_size
 from thor_spec.capacity.weights import Component, Scheme, components, parse_scheme, weight_bytes
 from thor_spec.cli.main import main
 from thor_spec.device import cuda
+from thor_spec.device.cuda import Gpu
 from thor_spec.errors import CapacityError, ConfigError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -73,6 +74,25 @@ def test_the_bundled_model_s_capacity_is_exact(
     assert _plan(capsys, "nano", "--kv-cache-memory", "1GiB")["kv_cache_tokens"] == 190_650
     without = _plan(capsys, "nano", "--kv-cache-memory", "1GiB", "--draft", "none")  # prefixes are cached then
     assert (without["kv_cache_tokens"], without["sequences"]) == (441_505, 53.89)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "utilization"),
+    [
+        (Gpu(name="NVIDIA H200", capability=(9, 0), count=1, total_bytes=H200), 0.92),
+        (Gpu(name="NVIDIA Thor", capability=(11, 0), count=1, total_bytes=1 << 30), None),  # shares: its own total lies
+        (Gpu(name="another", capability=(8, 9), count=1, total_bytes=1 << 30, integrated=True), None),
+    ],
+    ids=lambda value: value.name if isinstance(value, Gpu) else "",
+)
+def test_whose_memory_is_planned(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, gpu: Gpu, utilization: float | None
+) -> None:
+    monkeypatch.setattr(cuda, "probe", lambda: gpu)
+    request = _plan(capsys, "nano", "--kv-cache-memory", "1GiB")["request"]
+    assert (request["engine"], request["utilization"]) == ("cuda", utilization)
+    assert (request["memory"] == gpu.total_bytes) is (utilization is not None)
+    assert (request["floor"] > 0) is (utilization is None)
 
 
 def test_reconstructing_holds_more_sequences_and_costs_its_records() -> None:

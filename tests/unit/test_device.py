@@ -41,7 +41,9 @@ def test_thor_is_known_by_its_files(tmp_path: Path) -> None:
     ],
 )
 def test_kinds_by_gpu_alone(tmp_path: Path, device: Gpu | None, kind: Kind) -> None:
-    assert board.detect(tmp_path, device).kind is kind
+    found = board.detect(tmp_path, device)
+    assert found.kind is kind
+    assert found.is_unified is (kind in (Kind.THOR, Kind.ORIN, Kind.GB10))
 
 
 def test_the_release_makes_no_thor(tmp_path: Path) -> None:

@@ -241,6 +241,12 @@ def test_fa3_by_its_variable(
     assert [check["detail"][:4] for check in report["checks"] if check["name"] == "known"] == ["fa3:"]
 
 
+def test_outside_an_image_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = call(capsys, "--container")
+    assert code == 13
+    assert report["checks"][0]["detail"].startswith(f"{overlay.MANIFEST} is missing")
+
+
 def test_options_that_exclude_each_other(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for argv in (["--log", "x", "--container"], ["--root", str(tmp_path / "none")], ["--log", "/nowhere/x"]):
         with pytest.raises(SystemExit) as ended:

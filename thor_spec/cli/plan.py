@@ -155,13 +155,13 @@ class _Subject:
 
 def _machine(memory: int | None, floor: int | None, given: dict[str, Any]) -> dict[str, Any]:
     """Return what may be used: the memory that was named, a GPU's own, or what this machine has available."""
-    from thor_spec.device import cuda
+    from thor_spec.device import board, cuda
     from thor_spec.guard.memory import ProcMemory, default_floor_bytes
 
     found: dict[str, Any] = {}
     if memory is None:
         gpu, here = cuda.probe(), ProcMemory().read()
-        if gpu is not None and not gpu.integrated:
+        if gpu is not None and not gpu.integrated and not board.detect(Path("/"), gpu).is_unified:
             found = {"memory": gpu.total_bytes}
             return found if floor is not None or "utilization" in given else {**found, "utilization": VLLM_UTILIZATION}
         found = {"memory": here.available_bytes, "floor": default_floor_bytes(here.total_bytes)}

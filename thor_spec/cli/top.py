@@ -79,10 +79,10 @@ class _Watcher:
     """Keeps the last answer of the engine, for what happens between two looks."""
 
     def __init__(self) -> None:
-        from thor_spec.device import cuda
+        from thor_spec.device import board, cuda
 
         gpu = cuda.probe()
-        self._asks_nvml = gpu is not None and not gpu.integrated
+        self._asks_nvml = gpu is not None and not board.detect(Path("/"), gpu).is_jetson  # sysfs tells more there
         self._before: object = None
 
     def look(self) -> _Frame:

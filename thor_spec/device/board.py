@@ -39,6 +39,11 @@ class Board:
         """Return whether the vendor's board tools and sensors are to be expected."""
         return self.kind in (Kind.THOR, Kind.ORIN)
 
+    @property
+    def is_unified(self) -> bool:
+        """Return whether GPU and CPU share the memory, by what the machine is: no driver has to say so."""
+        return self.kind in (Kind.THOR, Kind.ORIN, Kind.GB10)
+
 
 def compatible(text: str) -> tuple[str, ...]:
     """Return the names in ``/proc/device-tree/compatible``, which NULs separate."""

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 
-from thor_spec.device.board import Kind
 from thor_spec.device.machine import Machine
 from thor_spec.doctor.report import Check, Level
 
 _GIB = 1 << 30
-_UNIFIED = (Kind.THOR, Kind.ORIN, Kind.GB10)
 _DROP = "`sync; echo 3 | sudo tee /proc/sys/vm/drop_caches`"
 _CACHE_WORTH_DROPPING = 8 * _GIB
 
@@ -25,7 +23,7 @@ def check(machine: Machine) -> Iterator[Check]:
         detail=f"{memory.available / _GIB:.1f} GiB of {memory.total / _GIB:.1f} GiB available",
         remedy="Close other programs: an engine needs more than 4 GiB." if scarce else "",
     )
-    if machine.board.kind not in _UNIFIED or memory.free is None or memory.reclaimable is None:
+    if not machine.board.is_unified or memory.free is None or memory.reclaimable is None:
         return
     hidden = memory.reclaimable > _CACHE_WORTH_DROPPING
     yield Check(
