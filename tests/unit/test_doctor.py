@@ -16,7 +16,7 @@ from tests.conftest import HAS_GPU
 from tests.thor_tree import FIXTURES, fixture, make_thor
 from thor_spec.cli.main import main
 from thor_spec.device import machine as machines
-from thor_spec.device.board import Kind
+from thor_spec.device.board import Kind, detect
 from thor_spec.device.cuda import Gpu
 from thor_spec.device.machine import Machine
 from thor_spec.device.power import PowerMode
@@ -225,11 +225,11 @@ def test_images(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_image_of_another_line_of_boards() -> None:
     from thor_spec.doctor import combinations
 
-    machine = machines.look()
-    facts = combinations.facts(machine, None, f"dustynv/vllm:0.8.6-r36.4.0-cu128{DIGEST}")
+    here = detect(Path("/"), None)
+    facts = combinations.facts(here, image=f"dustynv/vllm:0.8.6-r36.4.0-cu128{DIGEST}")
     assert (facts["image_l4t"], facts["digest"]) == (36, DIGEST[1:])
     assert [check.level for check in combinations.check({**facts, "board": "thor"})] == [Level.FAIL]
-    assert "image_l4t" not in combinations.facts(machine, None, "vllm/vllm-openai:v0.33.0")
+    assert "image_l4t" not in combinations.facts(here, image="vllm/vllm-openai:v0.33.0")
 
 
 def test_fa3_by_its_variable(

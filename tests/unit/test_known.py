@@ -99,6 +99,13 @@ def test_combinations(facts: dict[str, Any], name: str) -> None:
             assert not wanted.matches(rest)
 
 
+def test_a_digest_says_which_build_whatever_the_tag() -> None:
+    tag, digest = "ghcr.io/nvidia-ai-iot/vllm:latest-jetson-thor", f"sha256:{'0' * 64}"
+    assert [entry.name for entry in combinations.matching(combinations.of_image(tag))] == ["moving-tag"]
+    assert combinations.of_image(f"{tag}@{digest}") == {"digest": digest}
+    assert combinations.matching(combinations.of_image(f"{tag}@{digest}")) == ()
+
+
 def test_every_combination_is_tested_but_the_one_without_a_digest() -> None:
     import inspect
 

@@ -6,7 +6,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from thor_spec.device import cuda
 from thor_spec.device import machine as machines
+from thor_spec.device.board import detect
 from thor_spec.device.cuda import Gpu
 from thor_spec.doctor import archs, board, combinations, container, memory, ptxas
 from thor_spec.doctor.report import Check, Level, Report
@@ -22,10 +24,10 @@ def examine(root: Path = Path("/")) -> Report:
     """Run every check, or with ``root`` those of a captured machine, whose environment is not there to be checked."""
     machine = machines.look(root)
     if not machine.live:
-        found = combinations.facts(machine, None)
+        found = combinations.facts(machine.board)
         checks = [*board.check(machine), *archs.check(machine), *memory.check(machine), *combinations.check(found)]
         return Report(checks=tuple(checks))
-    found = combinations.facts(machine, _vllm_version())
+    found = combinations.facts(machine.board, _vllm_version())
     checks = [
         *_python(),
         *_packages(),
@@ -48,7 +50,7 @@ def examine(root: Path = Path("/")) -> Report:
 
 def examine_image(image: str) -> Report:
     """Check an image by its name alone."""
-    found = combinations.facts(machines.look(), None, image)
+    found = combinations.facts(detect(Path("/"), cuda.probe()), image=image)
     return Report(checks=(*container.check_image(image), *combinations.check(found)))
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ Facts = Mapping[str, Any]
 """What is so here, by the names that the data file uses. A fact that is not known is absent."""
 
 _COMPARISONS = ("<", ">", "=", "!", "~")
+_L4T_TAG = re.compile(r"[:-]r(\d{2})(?:\.\d+)*\b", re.ASCII)  # 0.8.6-r36.4.0-cu128
 
 
 class Combination(NamedTuple):
@@ -56,6 +58,13 @@ def table() -> tuple[Combination, ...]:
 def matching(facts: Facts) -> tuple[Combination, ...]:
     """Return the combinations that are at hand."""
     return tuple(combination for combination in table() if combination.matches(facts))
+
+
+def of_image(image: str) -> dict[str, Any]:
+    """Return what an image's name tells: its digest, or else its tag, and the line of boards that r36.4.0 is for."""
+    name, at, digest = image.partition("@")
+    line = _L4T_TAG.search(name)
+    return {**({"digest": digest} if at else {"image": name}), **({"image_l4t": int(line[1])} if line else {})}
 
 
 def holds(wanted: Any, fact: Any) -> bool:
