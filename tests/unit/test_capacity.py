@@ -1,7 +1,7 @@
 """The memory plan against published figures, against vLLM's own reports, and against itself."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def test_the_paper_s_figures(config: dict[str, Any], kv: int, state: int, held: 
 
 @pytest.mark.parametrize(("config", "billions"), [(QWEN35_35B, 34.66), (QWEN35_397B, 396.35)], ids=["35B", "397B"])
 def test_parameters(config: dict[str, Any], billions: float) -> None:
-    total = sum(component.parameters for component in components(ModelShape.parse("model", config)))
+    total = sum(component.total for component in components(ModelShape.parse("model", config)))
     assert total / 1e9 == pytest.approx(billions, abs=0.01)
 
 
@@ -140,23 +140,36 @@ def test_an_fp8_cache_halves_the_token() -> None:
 def test_quantization(config: dict[str, Any], bits: float) -> None:
     scheme = parse_scheme("model", config)
     assert scheme is not None
-    assert scheme.bits == bits
+    assert scheme.bits(Component("lm_head", 1), 16) == bits
 
 
 @pytest.mark.parametrize(
-    ("entry", "covered"),
+    ("entry", "bits"),
     [
-        ("lm_head", True),
-        ("re:.*linear_attn.*", False),
-        ("model.layers.0.linear_attn.in_proj_qkv", False),
-        ("model.layers.12.linear_attn", False),
-        ("*linear_attn*", False),
-        ("re:[", True),
+        ("lm_head", 4),
+        ("re:.*linear_attn.*", 16),
+        ("*linear_attn*", 16),
+        ("model.layers.0.linear_attn.in_proj_qkv", 10),  # one of two layers
+        ("model.language_model.layers.2.linear_attn", 10),
+        ("model.layers.1.linear_attn", 4),
+        ("model.layers.0.linear_attn.in_proj_q", 4),
+        ("re:[", 4),
     ],
 )
-def test_ignored_modules_keep_their_dtype(entry: str, covered: bool) -> None:
-    scheme = Scheme(name="x", bits=4, ignore=(entry,))
-    assert scheme.covers(Component("model.layers.0.linear_attn.in_proj_qkv", 1)) is covered
+def test_ignored_modules_keep_their_dtype(entry: str, bits: float) -> None:
+    scheme = Scheme(name="x", groups=((("Linear",), 4),), ignore=(entry,))
+    assert scheme.bits(Component("model.layers.{}.linear_attn.in_proj_qkv", 1, (0, 2)), 16) == bits
+
+
+def test_groups_of_a_scheme_have_their_own_bits() -> None:
+    groups = {
+        "experts": {"targets": ["re:.*experts.*"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}},
+        "attention": {"targets": ["re:.*self_attn.*"], "weights": {"num_bits": 8, "type": "float"}},
+    }
+    scheme = parse_scheme("m", {"quant_method": "compressed-tensors", "config_groups": groups})
+    assert scheme is not None
+    names = ("mlp.experts.0.gate_proj", "self_attn.q_proj", "linear_attn.out_proj")
+    assert [scheme.bits(Component(f"model.layers.{{}}.{name}", 1, (3,)), 16) for name in names] == [4.5, 8, 16]
 
 
 def test_quantized_weights_shrink_but_for_what_is_ignored() -> None:
@@ -174,6 +187,7 @@ def test_quantized_weights_shrink_but_for_what_is_ignored() -> None:
         ({"num_hidden_layers": "40"}, "num_hidden_layers = '40'"),
         ({"dtype": "int3"}, "dtype 'int3'"),
         ({"quantization_config": {"quant_method": "quip"}}, "--weights"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}}, "--weights"),
     ],
 )
 def test_a_config_that_says_too_little(change: dict[str, Any], says: str) -> None:
@@ -196,6 +210,20 @@ def test_a_config_that_says_too_little(change: dict[str, Any], says: str) -> Non
 def test_what_if_refuses_in_short(change: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         BASE.changed(change)
+
+
+def test_every_value_but_the_engine_can_be_asked_about() -> None:
+    text = {
+        "state": "reconstruct",
+        "kv_dtype": "fp8",
+        "state_dtype": "bfloat16",
+        "prefix_caching": "on",
+        "graphs": "off",
+    }
+    for field in fields(Request):
+        if field.name != "engine":
+            wanted = text.get(field.name, "1" if field.name == "utilization" else "7")
+            assert BASE.changed(f"{field.name}={wanted}") != BASE
 
 
 def test_what_if_changes_one_value() -> None:

@@ -81,7 +81,7 @@ def test_their_dims_make_the_model_s_name(name: str, billions: float, gigabytes:
     config = catalogue.get(name).shape("target")
     assert config is not None
     shape = ModelShape.parse(name, config)
-    assert sum(component.parameters for component in components(shape)) / 1e9 == pytest.approx(billions, rel=0.01)
+    assert sum(component.total for component in components(shape)) / 1e9 == pytest.approx(billions, rel=0.01)
     if gigabytes:
         assert weight_bytes(shape) / 1e9 == pytest.approx(gigabytes, rel=0.01)
 

@@ -6,7 +6,7 @@ may be a GiB off.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from thor_spec.capacity import blocks
@@ -102,7 +102,6 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("prefix_caching", "graphs"), _flag),
     "utilization": float,
 }
-assert set(_PARSERS) <= {field.name for field in fields(Request)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,8 @@ class ModelShape:
     layers: int
     dense_layers: int
     """Leading layers with a dense MLP; all of them without experts."""
+    linear_layers: tuple[int, ...]
+    """Which layers are Gated-DeltaNet; the others are attention."""
     attention: Attention
     delta_net: DeltaNet | None
     experts: Experts | None
@@ -97,7 +99,7 @@ class ModelShape:
         reader = _Fields(name, text)
         layers = reader.number("num_hidden_layers")
         kinds = _layer_kinds(text, layers)
-        linear = sum(kind == "linear_attention" for kind in kinds)
+        linear = tuple(layer for layer, kind in enumerate(kinds) if kind == "linear_attention")
         heads, hidden = reader.number("num_attention_heads"), reader.number("hidden_size")
         experts = _experts(reader)
         architectures = config.get("architectures") or ["?"]
@@ -114,14 +116,15 @@ class ModelShape:
             intermediate=reader.number("intermediate_size", 0 if experts else None),
             layers=layers,
             dense_layers=reader.number("first_k_dense_replace", 0) if experts else layers,
+            linear_layers=linear,
             attention=Attention(
-                layers=layers - linear,
+                layers=layers - len(linear),
                 heads=heads,
                 kv_heads=reader.number("num_key_value_heads", heads),
                 head_dim=reader.number("head_dim", hidden // heads),
-                gated=bool(text.get("attn_output_gate", linear > 0)),
+                gated=bool(text.get("attn_output_gate", bool(linear))),
             ),
-            delta_net=_delta_net(reader, linear) if linear else None,
+            delta_net=_delta_net(reader, len(linear)) if linear else None,
             experts=experts,
             tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
             context=reader.number("max_position_embeddings"),

@@ -9,65 +9,105 @@ from thor_spec.capacity.shape import ModelShape
 from thor_spec.errors import ConfigError
 
 _PATCH_CHANNELS = 3
+_MODELOPT_BITS = {"NVFP4": 4.5, "FP8": 8.0, "MXFP8": 8.25}
+_ANY = ("Linear",)  # a class, not a name: every matrix
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Parameters that share a name pattern, and with it a quantization."""
+    """One matrix, in each layer that has it."""
 
     name: str
-    """The module's name in the first layer that has one, as ignore lists of quantizers match it."""
+    """As checkpoints call it; ``{}`` stands for the layer."""
     parameters: int
+    """Of one layer."""
+    layers: Sequence[int] = (-1,)
+    """Which layers; one that does not count where the name has no layer in it."""
     quantizable: bool = True
+
+    @property
+    def names(self) -> list[str]:
+        """Return its name in each layer."""
+        return [self.name.format(layer) for layer in self.layers]
+
+    @property
+    def total(self) -> int:
+        """Return the parameters of all layers."""
+        return self.parameters * len(self.layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """Bits per quantized parameter, scales included, and which modules are left out."""
+    """Bits per quantized parameter, scales included, by the names that they are for, and which names are left out."""
 
     name: str
-    bits: float
+    groups: tuple[tuple[tuple[str, ...], float], ...]
     ignore: tuple[str, ...] = ()
 
-    def covers(self, component: Component) -> bool:
-        """Return whether the component's parameters are quantized."""
-        return component.quantizable and not any(_matches(pattern, component.name) for pattern in self.ignore)
+    def bits(self, component: Component, plain: float) -> float:
+        """Return the bits of a parameter, averaged over the component's layers; ``plain`` where not quantized."""
+        if not component.quantizable:
+            return plain
+        each = [plain if _any_matches(self.ignore, name) else self._of(name, plain) for name in component.names]
+        return sum(each) / len(each)
+
+    def _of(self, name: str, plain: float) -> float:
+        return next((bits for names, bits in self.groups if names == _ANY or _any_matches(names, name)), plain)
 
 
 def components(shape: ModelShape) -> tuple[Component, ...]:
-    """Return every parameter of the model, by component; norms and scalars are too few to count."""
+    """Return every matrix of the model; norms and scalars are too few to count."""
     return tuple(_components(shape))
 
 
 def _components(shape: ModelShape) -> Iterator[Component]:
-    hidden, attention = shape.hidden, shape.attention
+    hidden = shape.hidden
     if shape.feature_layers:  # a drafter uses the target's embedding and output head
         yield Component("model.fc", shape.feature_layers * hidden * hidden)
     else:
         yield Component("model.embed_tokens", shape.vocab * hidden, quantizable=False)
         if not shape.tied:
             yield Component("lm_head", shape.vocab * hidden)
-    query = attention.heads * attention.head_dim
-    key = attention.kv_heads * attention.head_dim
-    per_layer = hidden * (query * (2 if attention.gated else 1) + 2 * key) + query * hidden
-    yield Component("model.layers.3.self_attn.q_proj", attention.layers * per_layer)
+    yield from _mixers(shape)
+    yield from _mlps(shape)
+    if shape.vision:
+        yield Component("model.visual", _vision(shape.vision), quantizable=False)
+
+
+def _mixers(shape: ModelShape) -> Iterator[Component]:
+    hidden, attention = shape.hidden, shape.attention
+    query, key = (heads * attention.head_dim for heads in (attention.heads, attention.kv_heads))
+    full = [layer for layer in range(shape.layers) if layer not in shape.linear_layers]
+    for name, parameters in {
+        "q_proj": hidden * query * (2 if attention.gated else 1),
+        "k_proj": hidden * key,
+        "v_proj": hidden * key,
+        "o_proj": query * hidden,
+    }.items():
+        yield Component(f"model.layers.{{}}.self_attn.{name}", parameters, full)
     if delta := shape.delta_net:
         value = delta.value_heads * delta.value_dim
-        per_layer = hidden * (delta.channels + value) + value * hidden
-        yield Component("model.layers.0.linear_attn.in_proj_qkv", delta.layers * per_layer)
+        for name, parameters in {
+            "in_proj_qkv": hidden * delta.channels,
+            "in_proj_z": hidden * value,
+            "out_proj": value * hidden,
+        }.items():
+            yield Component(f"model.layers.{{}}.linear_attn.{name}", parameters, shape.linear_layers)
         small = hidden * 2 * delta.value_heads + delta.channels * delta.taps
-        yield Component("model.layers.0.linear_attn.in_proj_ba", delta.layers * small, quantizable=False)
-    if shape.dense_layers:
-        yield Component("model.layers.0.mlp.gate_proj", shape.dense_layers * 3 * hidden * shape.intermediate)
+        yield Component("model.layers.{}.linear_attn.in_proj_ba", small, shape.linear_layers, quantizable=False)
+
+
+def _mlps(shape: ModelShape) -> Iterator[Component]:
+    hidden, dense = shape.hidden, range(shape.dense_layers)
+    if dense:
+        yield Component("model.layers.{}.mlp.gate_proj", 3 * hidden * shape.intermediate, dense)
     if experts := shape.experts:
-        sparse = shape.layers - shape.dense_layers
+        sparse = range(shape.dense_layers, shape.layers)
         routed = experts.count * 3 * hidden * experts.intermediate
-        yield Component("model.layers.0.mlp.experts.0.gate_proj", sparse * routed)
+        yield Component("model.layers.{}.mlp.experts.0.gate_proj", routed, sparse)
         shared = 3 * hidden * experts.shared_intermediate
-        yield Component("model.layers.0.mlp.shared_expert.gate_proj", sparse * shared)
-        yield Component("model.layers.0.mlp.gate", sparse * hidden * (experts.count + 1), quantizable=False)
-    if shape.vision:
-        yield Component("model.visual.blocks.0.attn.qkv", _vision(shape.vision), quantizable=False)
+        yield Component("model.layers.{}.mlp.shared_expert.gate_proj", shared, sparse)
+        yield Component("model.layers.{}.mlp.gate", hidden * (experts.count + 1), sparse, quantizable=False)
 
 
 def _vision(config: Mapping[str, Any]) -> int:
@@ -92,27 +132,34 @@ def parse_scheme(name: str, config: Mapping[str, Any] | None) -> Scheme | None:
     method = str(config.get("quant_method", "")).lower()
     ignored = config.get("ignore") or config.get("modules_to_not_convert") or config.get("exclude_modules") or ()
     ignore = tuple(str(entry) for entry in ignored) if isinstance(ignored, Sequence) else ()
+    groups: tuple[tuple[tuple[str, ...], float], ...] = ()
     if method == "compressed-tensors":
-        groups = config.get("config_groups")
-        group: Any = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        if isinstance(weights, Mapping):
-            return Scheme(name=method, bits=_bits(name, weights), ignore=ignore)
-    if method == "modelopt":
-        algorithm = str(config.get("quant_algo", "")).upper()
-        bits = {"NVFP4": 4.5, "FP8": 8.0, "MXFP8": 8.25}.get(algorithm)
-        if bits:
-            return Scheme(name=f"modelopt {algorithm}", bits=bits, ignore=ignore)
-    if method == "fp8":
+        groups = _groups(name, config.get("config_groups"))
+    elif method == "modelopt":
+        bits = _MODELOPT_BITS.get(str(config.get("quant_algo", "")).upper())
+        groups = ((_ANY, bits),) if bits else ()
+    elif method == "fp8":
         block = config.get("weight_block_size")
         scale = 32 / (int(block[0]) * int(block[1])) if isinstance(block, list) and len(block) == 2 else 0.0
-        return Scheme(name=method, bits=8 + scale, ignore=ignore)
-    if method in ("awq", "gptq"):
-        return Scheme(name=method, bits=_bits(name, {"num_bits": config.get("bits"), **config}), ignore=ignore)
-    raise ConfigError(
-        f"{name} is quantized with {method or 'an unnamed method'}, whose size thor-spec cannot tell. Known: "
-        "compressed-tensors, modelopt, fp8, awq, gptq. State the weights' size with --weights."
-    )
+        groups = ((_ANY, 8 + scale),)
+    elif method in ("awq", "gptq"):
+        groups = ((_ANY, _bits(name, {"num_bits": config.get("bits"), **config})),)
+    if not groups:
+        raise ConfigError(
+            f"{name} is quantized with {method or 'an unnamed method'}, whose size thor-spec cannot tell. Known: "
+            "compressed-tensors, modelopt with one algorithm, fp8, awq, gptq. State the weights' size with --weights."
+        )
+    return Scheme(name=method, groups=groups, ignore=ignore)
+
+
+def _groups(name: str, config: object) -> tuple[tuple[tuple[str, ...], float], ...]:
+    found = []
+    for group in config.values() if isinstance(config, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if isinstance(weights, Mapping):
+            targets = tuple(str(target) for target in group.get("targets") or _ANY)
+            found.append((_ANY if set(_ANY) & set(targets) else targets, _bits(name, weights)))
+    return tuple(found)
 
 
 def _bits(name: str, weights: Mapping[str, Any]) -> float:
@@ -125,24 +172,25 @@ def _bits(name: str, weights: Mapping[str, Any]) -> float:
     return bits + (8 if weights.get("type") == "float" and bits == 4 else 16) / group
 
 
+def _any_matches(patterns: Sequence[str], module: str) -> bool:
+    return any(_matches(pattern, module) for pattern in patterns)
+
+
 def _matches(pattern: str, module: str) -> bool:
-    """Return whether an ignore entry names a module: a regular expression, a wildcard, a layer's part, or a prefix."""
+    """Return whether an entry names a module: a regular expression, a wildcard, the name, or the start of it."""
     if pattern.startswith("re:"):
         try:
             return re.match(pattern.removeprefix("re:"), module) is not None
         except re.error:
             return False
-    if "*" in pattern:
-        return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), module) is not None
-    plain, named = (re.sub(r"\.\d+(?=\.|$)", "", text) for text in (module, pattern))
-    return plain == named or plain.startswith(f"{named}.") or named.startswith(f"{plain.rpartition('.')[0]}.")
+    plain = pattern.replace("language_model.", "")  # as multimodal checkpoints have it
+    if "*" in plain:
+        return re.fullmatch(re.escape(plain).replace(r"\*", ".*"), module) is not None
+    return module == plain or module.startswith(f"{plain}.")
 
 
 def weight_bytes(shape: ModelShape) -> int:
     """Return the bytes of all parameters. Raises: ConfigError."""
-    scheme = parse_scheme(shape.name, shape.quantization)
-    total = 0.0
-    for component in components(shape):
-        bits = scheme.bits if scheme and scheme.covers(component) else 8 * shape.element_bytes
-        total += component.parameters * bits / 8
-    return int(total)
+    scheme, plain = parse_scheme(shape.name, shape.quantization), 8.0 * shape.element_bytes
+    bits = (component.total * (scheme.bits(component, plain) if scheme else plain) for component in components(shape))
+    return int(sum(bits) / 8)
