@@ -214,7 +214,7 @@ def _argv(
         defaults.append("--enforce-eager")  # compiling the tiny models takes longer than serving them
     program: tuple[str, ...] = ("vllm.entrypoints.openai.api_server",)
     if parallel.is_headless(config):  # a worker of node 0, which the API server's own module cannot be
-        program = ("vllm.entrypoints.cli.main", "serve", ours.pop("--model"), "--headless")
+        program = (compat.COMMAND_LINE, "serve", ours.pop("--model"), "--headless")
     flags = [part for flag, value in ours.items() for part in (flag, value)]
     return (sys.executable, "-m", *program, *flags, *defaults, *passed)
 
