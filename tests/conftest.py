@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from tests.checkpoints import drafter, make_checkpoint, target  # noqa: F401  # fixtures for every folder
-from thor_spec.doctor import gpu
+from thor_spec.device import cuda
 from thor_spec.vllm_plugin import interpreter
 
-HAS_GPU = gpu.probe() is not None
+HAS_GPU = cuda.probe() is not None
 
 if not HAS_GPU:
     os.environ.update(interpreter.environment(os.environ.get("PYTHONPATH", "")))

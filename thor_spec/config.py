@@ -4,7 +4,7 @@ Precedence is flag, profile file, default. The resolved configuration is what ge
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,6 +15,7 @@ CanarySet = Literal["quick", "full"]
 
 DEFAULT_MODEL = "tiny-hybrid"
 DEFAULT_DRAFT_TOKENS = 7
+HIDDEN = "(hidden)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,14 @@ class ServeConfig:
     """Tokens drafted per step, K; None takes the drafter's block size - 1, at most 7 without a GPU."""
     host: str = "127.0.0.1"
     port: int = 8000
+    api_key: str | None = field(default=None, repr=False)
+    """Clients must show it. Prefer a file: a command line can be read by every user of the machine."""
+    api_key_file: Path | None = None
+    """Holds the key in one line, and may be read by its owner alone."""
+    insecure: bool = False
+    """Listen on an address that others reach without a key; let vLLM log prompts."""
+    max_request_bytes: int | None = None
+    """Longest body of a request; None takes 8 MiB."""
     context: int | None = None
     """Longest request, prompt and answer together, in tokens; None takes the model's own."""
     max_seqs: int = 8
@@ -51,6 +60,19 @@ class ServeConfig:
     log_file: Path | None = None
     wait: bool = False
     """Wait for the device instead of exiting when another job holds it."""
+    tensor_parallel: int | None = None
+    """Devices that share each layer; with ``pipeline_parallel`` and ``data_parallel`` vLLM's own."""
+    pipeline_parallel: int | None = None
+    data_parallel: int | None = None
+    nnodes: int | None = None
+    """Machines that share one engine."""
+    node_rank: int | None = None
+    """Which of them this is; all but 0 have no API."""
+    master_addr: str | None = None
+    executor: str | None = None
+    """How vLLM reaches its workers: ``mp`` or ``ray``."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables set for the engine beside ours, which a file may not change."""
     vllm_args: tuple[str, ...] = ()
     """Passed to vLLM as they are."""
 
@@ -73,7 +95,12 @@ class ServeConfig:
             raise ConfigError("--acceptance-floor has no meaning with --draft none. Leave one of them out.")
         if self.memory_floor is not None and self.memory_floor < 0:
             raise ConfigError(f"--memory-floor {self.memory_floor} must not be negative.")
-        for name in ("context", "max_seqs", "kv_cache_memory"):
+        if self.api_key is not None and self.api_key_file is not None:
+            raise ConfigError("--api-key and --api-key-file exclude each other. Leave one of them out.")
+        if self.node_rank is not None and self.node_rank < 0:
+            raise ConfigError(f"--node-rank {self.node_rank} must not be negative.")
+        positive = ("context", "max_seqs", "kv_cache_memory", "max_request_bytes")
+        for name in (*positive, "tensor_parallel", "pipeline_parallel", "data_parallel", "nnodes"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"--{name.replace('_', '-')} {value} must be positive.")
@@ -87,28 +114,35 @@ class Resolved:
     origins: Mapping[str, Origin]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return ``{name: {"value": …, "origin": …}}``, JSON-ready."""
+        """Return ``{name: {"value": …, "origin": …}}``, JSON-ready, and with no key in it."""
+        values = asdict(self.config)
+        if values["api_key"] is not None:
+            values["api_key"] = HIDDEN
         return {
             name: {"value": str(value) if isinstance(value, Path) else value, "origin": self.origins[name]}
-            for name, value in asdict(self.config).items()
+            for name, value in values.items()
         }
 
 
 def resolve(
-    flags: Mapping[str, Any], profile: Path | None = None, defaults: Mapping[str, Any] | None = None
+    flags: Mapping[str, Any],
+    profile: Path | Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Resolved:
-    """Merge ``flags`` over the profile file over the defaults.
+    """Merge ``flags`` over the profile over the defaults. Arguments for vLLM from both are kept, the flags' last.
 
     Args:
         flags: value by field name; None stands for a flag that was not given.
-        profile: a YAML mapping of the same names, with ``-`` or ``_``.
+        profile: a YAML file, a mapping of the same names, with ``-`` or ``_``; or such values, already read.
         defaults: in place of this module's own, by field name.
 
     Raises: ConfigError, naming the file and the field.
     """
-    named = _read_profile(profile) if profile else {}
+    named = _read_profile(profile) if isinstance(profile, Path) else dict(profile or {})
     given = {name: value for name, value in flags.items() if value is not None}
-    known = [field.name for field in fields(ServeConfig)]
+    if given.get("vllm_args") and named.get("vllm_args"):
+        given["vllm_args"] = (*named["vllm_args"], *given["vllm_args"])
+    known = [known.name for known in fields(ServeConfig)]
     origins: dict[str, Origin] = {
         name: "flag" if name in given else "profile" if name in named else "default" for name in known
     }
@@ -135,9 +169,11 @@ def _read_profile(path: Path) -> dict[str, Any]:
             value = values[name] = float(value)
         if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
             raise ConfigError(f"{path}: {name} must be {expected.__name__}, not {type(value).__name__}.")
-    for name in ("log_file", "golden"):
+    for name in ("log_file", "golden", "api_key_file"):
         if name in values:
             values[name] = Path(values[name])
+    if "environment" in values:
+        values["environment"] = {str(name): str(value) for name, value in values["environment"].items()}
     if "vllm_args" in values:
         values["vllm_args"] = tuple(str(item) for item in values["vllm_args"])
     return values
@@ -149,6 +185,9 @@ _PROFILE_TYPES: dict[str, type] = {
     "draft_tokens": int,
     "host": str,
     "port": int,
+    "api_key_file": str,
+    "insecure": bool,
+    "max_request_bytes": int,
     "context": int,
     "max_seqs": int,
     "kv_cache_memory": int,
@@ -161,5 +200,13 @@ _PROFILE_TYPES: dict[str, type] = {
     "golden": str,
     "log_file": str,
     "wait": bool,
+    "tensor_parallel": int,
+    "pipeline_parallel": int,
+    "data_parallel": int,
+    "nnodes": int,
+    "node_rank": int,
+    "master_addr": str,
+    "executor": str,
+    "environment": dict,
     "vllm_args": list,
 }

@@ -40,6 +40,12 @@ def state_dir() -> Path:
     return Path(base) / "thor-spec"
 
 
+def config_dir() -> Path:
+    """Return the directory of the user's own settings; it need not exist."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "thor-spec"
+
+
 def cache_dir() -> Path:
     """Return the directory for files that can be made again; it need not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -70,6 +76,11 @@ def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
 def tool_environment() -> dict[str, str]:
     """Return the environment for a tool that serves us but is no part of a job, such as the docker CLI."""
     return {name: value for name, value in os.environ.items() if name not in (JOB_VARIABLE, LOCKS_VARIABLE)}
+
+
+def engine_variable(name: str) -> str | None:
+    """Return a variable that belongs to vLLM or Triton and that an engine started from here would see."""
+    return os.environ.get(name) or None
 
 
 def invocation_id() -> str | None:

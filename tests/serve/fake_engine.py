@@ -125,6 +125,9 @@ if "seam moved" in GIVEN:
 if "die in load" in GIVEN:
     print("Traceback (most recent call last):\nValueError: no such tensor: lm_head\nRuntimeError: echo", flush=True)
     sys.exit(1)
+if "old ptxas" in GIVEN:
+    print("ptxas fatal   : Value 'sm_110a' is not defined for option 'gpu-name'\nRuntimeError: echo", flush=True)
+    sys.exit(1)
 if "hang in load" in GIVEN:
     print("ERROR 11-29 20:00:00 [loader.py:1] shard 3 of 9 does not answer", flush=True)
     time.sleep(60)

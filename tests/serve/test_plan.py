@@ -3,14 +3,17 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.checkpoints import DRAFTER, HYBRID, MakeCheckpoint
 from thor_spec.config import resolve
-from thor_spec.errors import ConfigError, PlatformError
+from thor_spec.errors import ConfigError, EngineStartError, PlatformError
 from thor_spec.serve import plan as planning
+from thor_spec.serve import preflight
+from thor_spec.serve.checkpoint import open_checkpoint
 from thor_spec.serve.plan import Plan, make_plan
 from thor_spec.vllm_plugin import compat
 from thor_spec.vllm_plugin.options import PluginOptions
@@ -149,4 +152,115 @@ def test_a_rule_reaches_the_plugin_and_the_front_door(make: Callable[..., Plan])
     assert PluginOptions.parse(additional).acceptance == plan.acceptance
     assert plan.acceptance.described == "typical eps=0.2 delta=0.3"
     assert plan.argv[plan.argv.index("--middleware") + 1].endswith("front_door.FrontDoor")
-    assert "--middleware" not in make(draft="none").argv
+    assert not any(arg.endswith("front_door.FrontDoor") for arg in make(draft="none").argv)
+
+
+def test_a_combination_that_is_known_not_to_work_is_refused(
+    make: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "version", lambda: "0.28.1")
+    with pytest.raises(PlatformError, match=r"prefix-cache-0.28: corrupt answers.*issues/53912.*Leave --enable"):
+        make(vllm_args=("--enable-prefix-caching",))
+    make()  # without it nothing is known against it
+
+
+def test_a_method_of_vllm_s_own_is_judged_too(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(method: str) -> Plan:
+        passed = ("--speculative-config", json.dumps({"method": method, "num_speculative_tokens": 3}))
+        return make_plan(resolve({"model": str(target), "draft": "none", "vllm_args": passed}))
+
+    with pytest.raises(PlatformError, match="ngram-hybrid: the recurrent state is corrupted"):
+        plan("ngram")
+    plan("mtp")
+    monkeypatch.setattr(preflight.board, "detect", lambda *_: SimpleNamespace(kind="thor"))
+    with pytest.raises(PlatformError, match="gdn-mtp-decode"):
+        plan("mtp")
+    monkeypatch.setenv("VLLM_GDN_DECODE_KERNEL", "triton")
+    plan("mtp")
+
+
+def test_what_is_likely_to_fail_is_told(target: Path, drafter: Path) -> None:
+    told: list[str] = []
+    flags = {"model": str(target), "draft": str(drafter), "vllm_args": ("--enable-prefix-caching",)}
+    make_plan(resolve(flags), note=told.append)
+    assert len(told) == 1
+    assert told[0].startswith("warning: prefix-cache-drafts: an open report")
+
+
+@pytest.mark.parametrize(
+    ("quantization", "name"),
+    [
+        (None, "none"),
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float"}}},
+            },
+            "nvfp4",
+        ),
+        ({"quant_method": "awq", "bits": 4}, "awq"),
+    ],
+)
+def test_facts_of_a_start(make_checkpoint: MakeCheckpoint, quantization: dict[str, Any] | None, name: str) -> None:
+    target = open_checkpoint("t", make_checkpoint("q", HYBRID, quantization_config=quantization))
+    passed = ("--kv-cache-dtype", "fp8_e4m3", "--enforce-eager", "--moe-backend=marlin")
+    found = preflight.facts(target, drafter=True, context=9, vllm="0.33.0", passed=passed, variables={})
+    assert found["weights"] == name
+    assert (found["kv_dtype"], found["graphs"], found["moe_backend"], found["hybrid"]) == ("fp8", False, True, True)
+
+
+def test_several_devices_are_passed_through(make: Callable[..., Plan]) -> None:
+    plan = make(tensor_parallel=2, pipeline_parallel=2, executor="ray")
+    assert value(plan, "--tensor-parallel-size") == "2"
+    assert value(plan, "--pipeline-parallel-size") == "2"
+    assert value(plan, "--distributed-executor-backend") == "ray"
+    assert "--nnodes" not in plan.argv
+    with pytest.raises(ConfigError, match="Use --tensor-parallel instead"):
+        make(tensor_parallel=2, vllm_args=("--tensor-parallel-size", "4"))
+
+
+def test_the_other_nodes_are_headless(make: Callable[..., Plan], target: Path) -> None:
+    nodes = {"tensor_parallel": 2, "nnodes": 2, "master_addr": "10.0.0.1"}
+    first, second = make(**nodes), make(**nodes, node_rank=1)
+    assert first.argv[2] == "vllm.entrypoints.openai.api_server"
+    assert second.argv[2:6] == ("vllm.entrypoints.cli.main", "serve", str(target), "--headless")
+    assert "--model" not in second.argv
+    for plan in (first, second):
+        assert (value(plan, "--nnodes"), value(plan, "--master-addr")) == ("2", "10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"executor": "threads"}, "not one of mp, ray"),
+        ({"nnodes": 2}, "needs --master-addr"),
+        ({"nnodes": 2, "master_addr": "a"}, "1 workers .* over 2 nodes"),
+        ({"nnodes": 2, "master_addr": "a", "tensor_parallel": 2, "node_rank": 2}, r"must lie in 0\.\.1"),
+        ({"nnodes": 2, "master_addr": "a", "executor": "ray"}, "the cluster knows its nodes"),
+        ({"tensor_parallel": 0}, "--tensor-parallel 0 must be positive"),
+    ],
+)
+def test_devices_that_cannot_work(make: Callable[..., Plan], flags: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make(**flags)
+
+
+def test_becoming_the_engine(make: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
+    monkeypatch.setattr(planning.os, "execve", lambda *args: called.extend(args))
+    monkeypatch.setenv("INHERITED", "1")
+    plan = make(api_key="0123456789abcdef", environment={"MINE": "2"})
+    plan.become()
+    program, argv, environment = called
+    assert (program, argv) == (plan.argv[0], plan.argv)
+    assert environment["VLLM_API_KEY"] == "0123456789abcdef"
+    assert (environment["INHERITED"], environment["MINE"], environment["VLLM_PLUGINS"]) == ("1", "2", "thor_spec")
+
+
+def test_an_engine_that_cannot_be_become(make: Callable[..., Plan]) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(EngineStartError, match="/nowhere/python cannot be run: No such file"):
+        replace(make(), argv=("/nowhere/python",)).become()

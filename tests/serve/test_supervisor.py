@@ -112,6 +112,7 @@ def test_a_second_signal_skips_the_grace(plan: Callable[..., Plan], port: int) -
     ("fault", "error", "says"),
     [
         ("die in load", EngineStartError, "ValueError: no such tensor: lm_head"),
+        ("old ptxas", EngineStartError, r"ptxas fatal .*'sm_110a' .*\nSee .*\. Triton uses a ptxas that does not know"),
         ("seam moved", PlatformError, "a seam moved"),
         ("no plugin", PlatformError, "without the thor_spec plugin"),
         ("nondeterministic", CanaryError, "gave different tokens"),

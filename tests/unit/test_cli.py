@@ -13,9 +13,11 @@ from typer.testing import CliRunner
 from thor_spec import provenance
 from thor_spec.cli.main import app, main
 from thor_spec.guard.locks import ADMISSION, LockDirectory
+from thor_spec.known import combinations
 
 COMMANDS = (
-    *("serve", "train", "train drafter", "run", "status", "stop"),
+    *("serve", "train", "train drafter", "run", "status", "stop", "top"),
+    *("plan", "profiles list", "profiles show", "profiles check"),
     *("reap", "doctor", "service print", "version"),
 )
 THOR_SPEC = (sys.executable, "-m", "thor_spec")
@@ -68,6 +70,17 @@ def test_mistakes_are_told_in_short(capsys: pytest.CaptureFixture[str], argv: li
     assert "Traceback" not in err
     if err.startswith("thor-spec: "):
         assert err.count("\n") <= 2
+
+
+def test_an_image_that_is_known_to_be_bad_is_not_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = f"sha256:{'0' * 64}"
+    bad = combinations.Combination("bad-build", (("digest", [digest]),), True, "fails", "Take another.", "one", ("x",))
+    monkeypatch.setattr(combinations, "table", lambda: (bad,))
+    code, _, err = call(capsys, "run", "--container", f"vllm@{digest}", "--", "true")
+    assert code == 13
+    assert "bad-build: fails (one source: x). Take another." in err
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thor_spec.errors import BusyError, ConfigError, ThorSpecError
+from thor_spec.errors import BusyError, ConfigError, PlatformError, ThorSpecError
 
 if TYPE_CHECKING:
     from thor_spec.guard.container_spec import ContainerSpec
@@ -115,7 +115,9 @@ def _guarded(argv: Sequence[str], stopping: "StopRequests", tell: "Callable[[str
 def _spec(
     image: str, mounts: list[str], runtime: str, shm_size: int | None, warn: "Callable[[str], None]"
 ) -> "ContainerSpec":
+    from thor_spec.device import board
     from thor_spec.guard.container_spec import ContainerSpec, Mount
+    from thor_spec.known import combinations
 
     spec = ContainerSpec(
         image=image,
@@ -125,6 +127,9 @@ def _spec(
     )
     for warning in spec.warnings():
         warn(warning)
+    facts = {"board": str(board.detect(Path("/"), None).kind), **combinations.of_image(image)}
+    for bad in combinations.matching(facts):
+        raise PlatformError(f"{bad.name}: {bad.describe()}. {bad.remedy}")
     return spec
 
 

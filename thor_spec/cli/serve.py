@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from thor_spec.config import DEFAULT_MODEL
+from thor_spec.errors import ConfigError
 
 if TYPE_CHECKING:
     from thor_spec.serve.events import Ready
@@ -40,6 +41,18 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.", show_default="8000")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="Key that clients must show; --api-key-file keeps it out of `ps`.", metavar="KEY")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the key, which nobody else may read.", metavar="FILE")
+    ] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Let others in without a key, and vLLM log prompts.")
+    ] = None,
+    max_request_bytes: Annotated[
+        int | None, typer.Option(help="Longest body of a request.", metavar="BYTES", show_default="8 MiB")
+    ] = None,
     context_length: Annotated[
         int | None,
         typer.Option("--context", help="Longest request in tokens, prompt and answer.", metavar="N"),
@@ -86,13 +99,26 @@ def serve(
             show_default="4 GiB, or 3 % of all memory if more",
         ),
     ] = None,
+    tensor_parallel: Annotated[int | None, typer.Option(help="Devices that share each layer.", metavar="N")] = None,
+    pipeline_parallel: Annotated[int | None, typer.Option(help="Devices that share the layers.", metavar="N")] = None,
+    data_parallel: Annotated[int | None, typer.Option(help="Copies of the engine behind one API.", metavar="N")] = None,
+    nnodes: Annotated[int | None, typer.Option(help="Machines that share one engine.", metavar="N")] = None,
+    node_rank: Annotated[
+        int | None, typer.Option(help="Which of them this is; all but 0 with --dry-run or --exec.", metavar="R")
+    ] = None,
+    master_addr: Annotated[str | None, typer.Option(help="Address of node 0.", metavar="HOST")] = None,
+    executor: Annotated[str | None, typer.Option(help="How vLLM reaches its workers.", metavar="mp|ray")] = None,
     wait: Annotated[
         bool | None, typer.Option("--wait/--no-wait", help="Wait while another job holds the device.")
     ] = None,
     profile: Annotated[
-        Path | None, typer.Option(help="YAML file of these options; flags win over it.", metavar="FILE")
+        str | None,
+        typer.Option(help="A profile, or a YAML file of these options; flags win over it.", metavar="NAME|FILE"),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
+    become: Annotated[
+        bool, typer.Option("--exec", help="Become the engine, unsupervised: in a container whose entry point locks.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
 ) -> None:
     """Serve a model over the OpenAI API, with DFlash speculation.
@@ -104,6 +130,7 @@ def serve(
     from thor_spec.cli.progress import progress
     from thor_spec.config import resolve
     from thor_spec.nano import shipped
+    from thor_spec.profiles import catalogue
     from thor_spec.serve.plan import make_plan
     from thor_spec.serve.supervisor import serve as supervise
 
@@ -113,6 +140,10 @@ def serve(
         "draft_tokens": draft_tokens,
         "host": host,
         "port": port,
+        "api_key": api_key,
+        "api_key_file": api_key_file,
+        "insecure": insecure,
+        "max_request_bytes": max_request_bytes,
         "context": context_length,
         "max_seqs": max_seqs,
         "kv_cache_memory": kv_cache_memory,
@@ -124,14 +155,29 @@ def serve(
         "acceptance_floor": acceptance_floor,
         "golden": golden,
         "log_file": log_file,
+        "tensor_parallel": tensor_parallel,
+        "pipeline_parallel": pipeline_parallel,
+        "data_parallel": data_parallel,
+        "nnodes": nnodes,
+        "node_rank": node_rank,
+        "master_addr": master_addr,
+        "executor": executor,
         "wait": wait,
         "vllm_args": context.obj.rest or None,
     }
     defaults = {"model": shipped.default_model(DEFAULT_MODEL)}
-    plan = make_plan(resolve(flags, profile, defaults), note=lambda text: print(text, file=sys.stderr, flush=True))
+    named = None if profile is None else catalogue.serve_options(profile)
+    plan = make_plan(resolve(flags, named, defaults), note=lambda text: print(text, file=sys.stderr, flush=True))
     if dry_run:
         print(json.dumps(plan.as_dict(), indent=2) if as_json else plan.as_shell())
         return
+    if become:
+        plan.become()
+    if plan.resolved.config.node_rank:
+        raise ConfigError(
+            f"Node {plan.resolved.config.node_rank} has no API to watch. Run what --dry-run prints under "
+            "`thor-spec run`, or use --exec in a container."
+        )
 
     def report(ready: "Ready") -> None:
         print(json.dumps(ready.as_dict()) if as_json else _ready_text(ready), flush=True)

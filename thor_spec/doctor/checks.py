@@ -6,34 +6,59 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from thor_spec.doctor import gpu
+from thor_spec.device import cuda
+from thor_spec.device import machine as machines
+from thor_spec.device.board import detect
+from thor_spec.device.cuda import Gpu
+from thor_spec.doctor import archs, board, combinations, container, memory, ptxas
 from thor_spec.doctor.report import Check, Level, Report
 from thor_spec.errors import ThorSpecError
 from thor_spec.guard.status import status
 from thor_spec.vllm_plugin import compat
-from thor_spec.vllm_plugin.seam import TESTED_VERSIONS, has_gpu_build, require_supported_version
+from thor_spec.vllm_plugin.seam import TESTED_VERSIONS, has_gpu_build, require_supported_version, version
 
-_GIB = 1 << 30
 _HOPPER = (9, 0)
 
 
-def examine() -> Report:
-    """Run every check."""
-    found_gpu = gpu.probe()
+def examine(root: Path = Path("/")) -> Report:
+    """Run every check, or with ``root`` those of a captured machine, whose environment is not there to be checked."""
+    machine = machines.look(root)
+    if not machine.live:
+        found = combinations.facts(machine.board)
+        checks = [*board.check(machine), *archs.check(machine), *memory.check(machine), *combinations.check(found)]
+        return Report(checks=tuple(checks))
+    found = combinations.facts(machine.board, _vllm_version())
     checks = [
         *_python(),
         *_packages(),
         *_vllm(),
         *_plugin(),
         *_torchvision(),
-        *_device(found_gpu),
-        *_paths(found_gpu),
+        *board.check(machine),
+        *_device(machine.gpu),
+        *ptxas.check(machine),
+        *archs.check(machine),
+        *_paths(machine.gpu),
         *_seams(),
         *_runner_kernels(),
+        *combinations.check(found),
         *_lock(),
-        *_memory(Path("/proc/meminfo").read_text(encoding="ascii")),
+        *memory.check(machine),
     ]
     return Report(checks=tuple(checks))
+
+
+def examine_image(image: str) -> Report:
+    """Check an image by its name alone."""
+    found = combinations.facts(detect(Path("/"), cuda.probe()), image=image)
+    return Report(checks=(*container.check_image(image), *combinations.check(found)))
+
+
+def _vllm_version() -> str | None:
+    try:
+        return version()
+    except ThorSpecError:
+        return None
 
 
 def _version(name: str) -> str | None:
@@ -103,7 +128,7 @@ def _torchvision() -> Iterator[Check]:
     )
 
 
-def _device(found: gpu.Gpu | None) -> Iterator[Check]:
+def _device(found: Gpu | None) -> Iterator[Check]:
     if found is None:
         yield Check(name="gpu", level=Level.OK, detail="none: kernels are interpreted on the CPU")
         return
@@ -118,7 +143,7 @@ def _device(found: gpu.Gpu | None) -> Iterator[Check]:
     )
 
 
-def _paths(found: gpu.Gpu | None) -> Iterator[Check]:
+def _paths(found: Gpu | None) -> Iterator[Check]:
     if found is None or not has_gpu_build():
         yield Check(name="attention", level=Level.OK, detail="CPU_ATTN")
         yield Check(name="gdn", level=Level.OK, detail="vLLM's C++ operators, bf16; runner kernels in torch")
@@ -175,19 +200,3 @@ def _lock() -> Iterator[Check]:
         return
     holder = f"held by {found.holder.describe()}" if found.holder else "held"
     yield Check(name="lock", level=Level.OK, detail=f"{holder if found.held else 'free'} ({found.lock_dir})")
-
-
-def _memory(meminfo: str) -> Iterator[Check]:
-    fields = {key: value for key, _, value in (line.partition(":") for line in meminfo.splitlines())}
-    try:
-        free, total = (int(fields[key].removesuffix("kB")) * 1024 for key in ("MemAvailable", "MemTotal"))
-    except (KeyError, ValueError):
-        yield Check(name="memory", level=Level.WARN, detail="/proc/meminfo cannot be read here")
-        return
-    scarce = free < 4 * _GIB
-    yield Check(
-        name="memory",
-        level=Level.WARN if scarce else Level.OK,
-        detail=f"{free / _GIB:.1f} GiB of {total / _GIB:.1f} GiB available",
-        remedy="Close other programs: an engine needs more than 4 GiB." if scarce else "",
-    )

@@ -59,6 +59,7 @@ class Canary:
     context: int = 0
     acceptance_floor: float | None = None
     """Least tokens per verify step, averaged over the set; None asks for any draft at all."""
+    api_key: str | None = None
     golden: Golden = ()
     """Greedy answers must begin with these texts."""
 
@@ -78,7 +79,7 @@ def run(url: str, model: str, asked: Canary) -> Outcome:
     Raises: CanaryError, naming the request and what came back.
     """
     checks = ["plain", "stream", "repeat"]
-    with httpx.Client(base_url=url, timeout=TIMEOUT_S, verify=False) as client:  # plain HTTP: no certificates to load
+    with _client(url, TIMEOUT_S, asked.api_key) as client:
         _ask_twice(client, model, tools=asked.tools)
         checks += ["tool call"] * asked.tools
         if asked.full:
@@ -158,15 +159,20 @@ def _require_golden(client: httpx.Client, model: str, golden: Golden) -> None:
             )
 
 
-def probe(url: str, model: str, *, tokens: int, timeout_s: float) -> list[int]:
+def probe(url: str, model: str, *, tokens: int, timeout_s: float, api_key: str | None = None) -> list[int]:
     """Ask a serving engine for some tokens of plain text and return them. Raises: CanaryError."""
     body = {**_completion(model), "max_tokens": tokens}
-    with httpx.Client(base_url=url, timeout=timeout_s, verify=False) as client:
+    with _client(url, timeout_s, api_key) as client:
         answer = _sent(client, "POST", "/v1/completions", body)
     try:
         return list(answer.json()["choices"][0]["token_ids"])
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise CanaryError(f"The request was answered with {answer.text[:200]}. See the engine's log.") from error
+
+
+def _client(url: str, timeout_s: float, api_key: str | None) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    return httpx.Client(base_url=url, timeout=timeout_s, headers=headers, verify=False)  # plain HTTP: no certificates
 
 
 def repeats(tokens: list[int]) -> bool:

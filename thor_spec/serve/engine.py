@@ -93,6 +93,7 @@ class Engine:
             self._plan.url,
             self._plan.resolved.config.model,
             engines=self._engines(),
+            api_key=self._plan.api_key,
             reader=self._reader,
             clock=self._clock,
             notice=self._events.notice,
@@ -172,7 +173,8 @@ class Engine:
             return
         self._guarded.check()  # the watchdog speaks before it kills: its reason wins over what it caused
         self._require_no_failed_receipt()
-        raise error(f"The engine ended {when} (status {code}): {self._odd_line()}\nSee {self._log_file}.")
+        odd = self._odd_line()
+        raise error(f"The engine ended {when} (status {code}): {odd}\nSee {self._log_file}.{failure.remedy(odd)}")
 
     def _odd_line(self) -> str:
         return failure.first_odd_line(self._tail.all_lines()) or "its log shows no error"
@@ -212,6 +214,7 @@ class Engine:
                     context=plan.context,
                     acceptance_floor=plan.resolved.config.acceptance_floor,
                     golden=self._golden,
+                    api_key=plan.api_key,
                 ),
             ),
             name="canary",

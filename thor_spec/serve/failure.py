@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable
 
+from thor_spec.known import log_lines
+
 # What vLLM puts before a line: "(EngineCore pid=7) ERROR 11-29 20:00:39 [core.py:133] ".
 _PREFIX = re.compile(r"^(\([\w ]+pid=\d+\)\s*)?((DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^\]]+\]\s?)?")
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Killed)\b(: .*)?$")
@@ -25,8 +27,19 @@ def first_odd_line(lines: Iterable[str]) -> str | None:
     logged = None
     for line in lines:
         text = _PREFIX.sub("", line.rstrip())
-        if _NATIVE.search(text) or _EXCEPTION.match(text.strip()):
+        if _NATIVE.search(text) or _EXCEPTION.match(text.strip()) or _is_fatal(text):
             return text.strip()
         if logged is None and _LOGGED.search(line) and text.strip() and not _HEADERS.search(text):
             logged = text.strip()
     return logged
+
+
+def remedy(odd: str | None) -> str:
+    """Return what helps against an odd line, with a space before it; empty where nothing is known."""
+    known = log_lines.find(odd) if odd else None
+    return f" {known.remedy}" if known else ""
+
+
+def _is_fatal(text: str) -> bool:
+    known = log_lines.find(text)
+    return known is not None and known.fatal

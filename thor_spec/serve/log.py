@@ -1,5 +1,6 @@
 """The engine's log: where it goes, and reading it while it grows."""
 
+import os
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -18,8 +19,7 @@ def open_path(named: Path | None) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             for old in sorted(path.parent.glob("serve-*.log"))[: -KEPT + 1]:
                 old.unlink(missing_ok=True)
-        with path.open("a", encoding="utf-8"):
-            pass
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise ConfigError(
             f"The log {path} cannot be written ({error.strerror}). Name another with --log-file."

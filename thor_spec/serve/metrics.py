@@ -26,6 +26,16 @@ def totals(text: str) -> dict[str, float]:
     return values
 
 
+def by_label(text: str, name: str, label: str) -> dict[str, float]:
+    """Return the values of one sample by one of its labels, summed over the others."""
+    values: dict[str, float] = {}
+    for family in _families(text):
+        for sample in family.samples:
+            if sample.name == name and label in sample.labels:
+                values[sample.labels[label]] = values.get(sample.labels[label], 0.0) + sample.value
+    return values
+
+
 def kv_capacity(text: str) -> KVCapacity | None:
     """Return the KV cache's capacity, or None where this vLLM does not tell."""
     for family in _families(text):

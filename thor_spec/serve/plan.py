@@ -2,25 +2,26 @@
 
 import importlib.util
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 from thor_spec import env
-from thor_spec.config import DEFAULT_DRAFT_TOKENS, Resolved, ServeConfig
+from thor_spec.config import DEFAULT_DRAFT_TOKENS, HIDDEN, Resolved, ServeConfig
 from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.dflash.drafter import Drafter
-from thor_spec.errors import ConfigError
+from thor_spec.errors import ConfigError, EngineStartError
 from thor_spec.nano import checkpoints as nano
 from thor_spec.nano import shipped
-from thor_spec.serve import passthrough
+from thor_spec.serve import api_key, parallel, passthrough, preflight
 from thor_spec.serve.checkpoint import Checkpoint, open_checkpoint
 from thor_spec.serve.locate import locate
-from thor_spec.vllm_plugin import compat, interpreter
+from thor_spec.vllm_plugin import compat, gate, interpreter
 from thor_spec.vllm_plugin.options import NAME as PLUGIN
-from thor_spec.vllm_plugin.seam import has_gpu_build
+from thor_spec.vllm_plugin.seam import has_gpu_build, version
 
 _OPTIONS = {
     "--model": "MODEL",
@@ -31,10 +32,12 @@ _OPTIONS = {
     "--max-num-seqs": "--max-seqs",
     "--kv-cache-memory-bytes": "--kv-cache-memory",
     "--speculative-config": "--draft and --draft-tokens",
+    **{flag: f"--{name.replace('_', '-')}" for name, flag in parallel.FLAGS.items()},
 }
 _TOOL_PARSERS = {"Qwen3_5ForConditionalGeneration": "qwen3_xml", "Qwen3_5MoeForConditionalGeneration": "qwen3_xml"}
 _CPU_KV_CACHE_BYTES = 1 << 30
 FRONT_DOOR = "thor_spec.vllm_plugin.front_door.FrontDoor"
+GATE = "thor_spec.vllm_plugin.gate.Gate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,8 @@ class Plan:
     context: int
     argv: tuple[str, ...]
     environment: Mapping[str, str]
+    api_key: str | None = field(default=None, repr=False)
+    """Set as a variable for the engine, and shown nowhere."""
 
     @property
     def url(self) -> str:
@@ -66,6 +71,17 @@ class Plan:
         """Whether READY waits for the full canary set: on a GPU, if nothing else was said."""
         return (self.resolved.config.canary or ("full" if has_gpu_build() else "quick")) == "full"
 
+    def child_environment(self) -> dict[str, str]:
+        """Return the engine's environment: the caller's, with ours, the profile's and the key."""
+        return env.child_environment({**self.environment, gate.KEY_VARIABLE: self.api_key or ""})
+
+    def become(self) -> NoReturn:
+        """Replace this process by the engine. Raises: EngineStartError."""
+        try:
+            os.execve(self.argv[0], self.argv, self.child_environment())
+        except OSError as error:
+            raise EngineStartError(f"{self.argv[0]} cannot be run: {error.strerror}.") from error
+
     def as_dict(self) -> dict[str, Any]:
         """Return what would be started, JSON-ready."""
         return {
@@ -80,7 +96,8 @@ class Plan:
 
     def as_shell(self) -> str:
         """Return the command line that starts the same engine by hand."""
-        variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
+        shown = {**self.environment, **({gate.KEY_VARIABLE: HIDDEN} if self.api_key else {})}
+        variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in shown.items())
         return f"{variables} {shlex.join(self.argv)}"
 
 
@@ -91,7 +108,7 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None) 
         note: told when that takes its time.
 
     Raises: ConfigError (a checkpoint, K, context or passed argument that cannot work); PlatformError or SeamMovedError
-        (vLLM is missing, out of range, or moved).
+        (vLLM is missing, out of range, or moved; a combination that is known not to work).
     """
     compat.require_seams()
     compat.require_plugin()
@@ -109,6 +126,15 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None) 
             f"Take at most {target.context}."
         )
     drafter, draft_tokens = _drafter(resolved, target, note)
+    found = preflight.facts(
+        target,
+        drafter=drafter is not None,
+        context=context,
+        vllm=version(),
+        passed=config.vllm_args,
+        variables=config.environment,
+    )
+    preflight.require_sound(found, note)
     gpu = has_gpu_build()
     argv = _argv(resolved, target, drafter, draft_tokens, context, gpu=gpu)
     return Plan(
@@ -118,7 +144,8 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None) 
         draft_tokens=draft_tokens,
         context=context,
         argv=argv,
-        environment=_environment(gpu=gpu),
+        environment=_environment(config, gpu=gpu),
+        api_key=api_key.read(config),
     )
 
 
@@ -153,6 +180,7 @@ def _argv(
         "--max-model-len": str(context),
         "--max-num-seqs": str(config.max_seqs),
     }
+    ours |= parallel.arguments(config)
     kv_cache_memory = config.kv_cache_memory or (None if gpu else _CPU_KV_CACHE_BYTES)
     if kv_cache_memory is not None:
         ours["--kv-cache-memory-bytes"] = str(kv_cache_memory)
@@ -164,11 +192,14 @@ def _argv(
         raise ConfigError(f"--{next(iter(relaxation)).replace('_', '-')} needs drafts. Name a drafter: --draft.")
     Acceptance().of_request(relaxation)  # checks it
     options = relaxation if gpu else {"runner_kernels": "torch", **relaxation}
+    if config.max_request_bytes is not None:
+        options["max_request_bytes"] = config.max_request_bytes
     additional, passed = passthrough.merged_additional_config({PLUGIN: options}, config.vllm_args)
     if gpu and importlib.util.find_spec("cutlass") is None:
         # On Hopper vLLM prefers FlashInfer's prefill, which dies at the first prompt without nvidia-cutlass-dsl.
         additional.setdefault("gdn_prefill_backend", "triton")
     passthrough.require_no_contradiction(ours, passed, _OPTIONS)
+    api_key.require_discreet(config, {flag for flag, _ in passthrough.flags(passed)})
     ours["--additional-config"] = json.dumps(additional)
     defaults: list[str] = []
     if not passthrough.mentions(passed, "--enable-auto-tool-choice", "--tool-call-parser"):
@@ -177,12 +208,15 @@ def _argv(
     if drafter and target.is_hybrid and not passthrough.mentions(passed, "--enable-prefix-caching"):
         # Upstream has open corruption reports for exactly this combination (vllm#53912).
         defaults.append("--no-enable-prefix-caching")
-    if drafter:
-        defaults += ["--middleware", FRONT_DOOR]
+    # The last one stands first.
+    defaults += [*(("--middleware", FRONT_DOOR) if drafter else ()), "--middleware", GATE]
     if not gpu and not passthrough.mentions(passed, "--enforce-eager"):
         defaults.append("--enforce-eager")  # compiling the tiny models takes longer than serving them
+    program: tuple[str, ...] = ("vllm.entrypoints.openai.api_server",)
+    if parallel.is_headless(config):  # a worker of node 0, which the API server's own module cannot be
+        program = (compat.COMMAND_LINE, "serve", ours.pop("--model"), "--headless")
     flags = [part for flag, value in ours.items() for part in (flag, value)]
-    return (sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags, *defaults, *passed)
+    return (sys.executable, "-m", *program, *flags, *defaults, *passed)
 
 
 def _acceptance(config: ServeConfig) -> dict[str, Any]:
@@ -190,7 +224,7 @@ def _acceptance(config: ServeConfig) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(config, name)) is not None}
 
 
-def _environment(*, gpu: bool) -> dict[str, str]:
+def _environment(config: ServeConfig, *, gpu: bool) -> dict[str, str]:
     variables = {
         "VLLM_PLUGINS": PLUGIN,
         "VLLM_USE_V2_MODEL_RUNNER": "1",
@@ -200,4 +234,6 @@ def _environment(*, gpu: bool) -> dict[str, str]:
     }
     if not gpu:
         variables |= interpreter.environment(env.python_path())
-    return variables
+    if clash := sorted(set(config.environment) & set(variables)):
+        raise ConfigError(f"The profile sets {', '.join(clash)}, which thor-spec sets itself. Leave it out.")
+    return {**variables, **config.environment}

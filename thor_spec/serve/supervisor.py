@@ -96,7 +96,7 @@ class _Service:
         tail = log.Tail(self.log_file)
         start = history.key(plan.argv, seam.version() or "")
         with _receipts_folder() as receipts:
-            environment = env.child_environment({**plan.environment, env.RECEIPTS_VARIABLE: str(receipts)})
+            environment = {**plan.child_environment(), env.RECEIPTS_VARIABLE: str(receipts)}
             with GuardedJob.start(
                 plan.argv,
                 settings=self.settings,

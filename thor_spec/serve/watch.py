@@ -55,8 +55,8 @@ class StartWatch:
         lines = log_lines()
         odd = failure.first_odd_line(lines) or "its log shows no error"
         tuning = overrun.phase is Phase.COMPILE or any(word in line.lower() for line in lines for word in _AUTOTUNING)
-        advice = _MARLIN if tuning else "Look for what it waits for there."
-        raise StartDeadlineError(f"{overrun.describe()}: {odd}\nSee {log_file}. {advice}")
+        advice = f" {_MARLIN}" if tuning else failure.remedy(odd) or " Look for what it waits for there."
+        raise StartDeadlineError(f"{overrun.describe()}: {odd}\nSee {log_file}.{advice}")
 
 
 class ServingWatch:
@@ -68,6 +68,7 @@ class ServingWatch:
         model: str,
         *,
         engines: Iterable[processes.Process],
+        api_key: str | None = None,
         reader: ActivityReader,
         clock: Callable[[], float],
         notice: Callable[[str], None],
@@ -79,6 +80,7 @@ class ServingWatch:
         self.engine_died: str | None = None
         self._url = url
         self._model = model
+        self._api_key = api_key
         self._engines = tuple(engines)
         self._reader = reader
         self._clock = clock
@@ -138,18 +140,21 @@ class ServingWatch:
             self._sampling = in_thread(self._sample_repeats, name="sample")
 
     def _ask_one_token(self) -> bool:
-        from thor_spec.serve import canary
-
         try:
-            return len(canary.probe(self._url, self._model, tokens=1, timeout_s=CANARY_TIMEOUT_S)) == 1
+            return len(self._probe(tokens=1)) == 1
         except CanaryError:
             return False
+
+    def _probe(self, *, tokens: int) -> list[int]:
+        from thor_spec.serve import canary
+
+        return canary.probe(self._url, self._model, tokens=tokens, timeout_s=CANARY_TIMEOUT_S, api_key=self._api_key)
 
     def _sample_repeats(self) -> bool:
         from thor_spec.serve import canary
 
         try:
-            tokens = canary.probe(self._url, self._model, tokens=SAMPLE_TOKENS, timeout_s=CANARY_TIMEOUT_S)
+            tokens = self._probe(tokens=SAMPLE_TOKENS)
         except CanaryError:
             return False
         return canary.repeats(tokens)

@@ -7,6 +7,8 @@ from thor_spec.vllm_plugin.options import NAME
 from thor_spec.vllm_plugin.seam import Seam, has_gpu_build, require_supported_version
 
 PLUGIN_GROUP = "vllm.general_plugins"
+COMMAND_LINE = "vllm.entrypoints.cli.main"
+"""The module of the ``vllm`` program, which alone can start a node without an API."""
 
 MODEL_REGISTRY = Seam(
     target="vllm.model_executor.models.registry:ModelRegistry",

@@ -23,6 +23,8 @@ class PluginOptions:
     """How drafts are taken, unless a request says otherwise; see ``dflash.acceptance``."""
     accept_eps: float = EPS
     accept_delta: float = DELTA
+    max_request_bytes: int = 8 << 20
+    """Longest body that the API server reads."""
 
     def __post_init__(self) -> None:
         if self.runner_kernels not in get_args(RunnerKernels):

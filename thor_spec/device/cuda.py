@@ -22,7 +22,13 @@ name, major, minor = ctypes.create_string_buffer(128), ctypes.c_int(), ctypes.c_
 cuda.cuDeviceGetName(name, 128, device)
 cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device)
 cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
-print(json.dumps([name.value.decode(), major.value, minor.value, count.value]))
+integrated, total = ctypes.c_int(), ctypes.c_size_t()
+cuda.cuDeviceGetAttribute(ctypes.byref(integrated), 18, device)
+cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device)
+driver = ctypes.c_int()
+cuda.cuDriverGetVersion(ctypes.byref(driver))
+found = [name.value.decode(), major.value, minor.value, count.value, integrated.value, total.value, driver.value]
+print(json.dumps(found))
 """
 
 
@@ -33,6 +39,11 @@ class Gpu:
     name: str
     capability: tuple[int, int]
     count: int
+    integrated: bool = False
+    """It shares the machine's memory."""
+    total_bytes: int = 0
+    cuda: tuple[int, int] = (0, 0)
+    """The newest CUDA that its driver speaks."""
 
 
 def probe() -> Gpu | None:
@@ -46,5 +57,12 @@ def probe() -> Gpu | None:
         return None
     if found is None:
         return None
-    name, major, minor, count = found
-    return Gpu(name=name, capability=(major, minor), count=count)
+    name, major, minor, count, integrated, total, version = found
+    return Gpu(
+        name=name,
+        capability=(major, minor),
+        count=count,
+        integrated=bool(integrated),
+        total_bytes=total,
+        cuda=(version // 1000, version % 1000 // 10),
+    )

@@ -1,0 +1,172 @@
+"""What `thor-spec plan` says against what vLLM reports, each engine in a process of its own.
+
+    python benchmarks/capacity.py [--k 0 3 15] [--utilization 0.6 0.75 0.9] [--max-seqs 256] [--smoke]
+
+Weights are made up, with the dims of Qwen3.5-35B-A3B and its usual drafter, as Qwen3-Next, whose layers are the same.
+``--smoke`` takes the bundled model and a cache of given size: on a CPU the figures must be equal. Exits 1 when a case
+is off by more than 3 %.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from record import write
+
+from thor_spec.capacity.plan import Request, make
+from thor_spec.capacity.shape import ModelShape
+from thor_spec.device import cuda
+from thor_spec.nano import checkpoints
+from thor_spec.vllm_plugin import interpreter
+from thor_spec.vllm_plugin.options import NAME
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT = 0.03
+DIMS: dict[str, Any] = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "vocab_size": 248320,
+    "max_position_embeddings": 262144,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 10,
+}
+DRAFTER_DIMS: dict[str, Any] = {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 248320,
+    "max_position_embeddings": 262144,
+    "layer_types": ["full_attention"] * 5,
+    "num_target_layers": 40,
+    "dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 10, 19, 28, 37]},
+}
+
+
+def main() -> None:
+    """Run every case, write the record."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--k", type=int, nargs="+", default=[0, 3, 15])
+    parser.add_argument("--utilization", type=float, nargs="+", default=[0.75])
+    parser.add_argument("--max-seqs", type=int, default=256)
+    parser.add_argument("--context", type=int, default=32768)
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.child:
+        print("REPORT", json.dumps(report(json.loads(asked.child))), flush=True)
+        return
+    cases = []
+    with tempfile.TemporaryDirectory() as folder:
+        target, drafter = models(Path(folder), smoke=asked.smoke)
+        for utilization in [None] if asked.smoke else asked.utilization:
+            for k in [0, 7] if asked.smoke else asked.k:
+                cases.append(case(target, drafter, k, utilization, asked))
+                print(json.dumps(cases[-1]), flush=True)
+    good = all(one["off_by"] <= (0 if asked.smoke else LIMIT) for one in cases)
+    print(write("capacity-smoke" if asked.smoke else "capacity", {"cases": cases, "limit": LIMIT, "good": good}))
+    sys.exit(0 if good else 1)
+
+
+def models(folder: Path, *, smoke: bool) -> tuple[Path, Path]:
+    """Return folders with a target's and a drafter's configuration: the bundled ones, or grown to a 35B's."""
+    bundled = (checkpoints.ensure("tiny-hybrid"), checkpoints.ensure("tiny-hybrid-dflash"))
+    if smoke:
+        return bundled
+    grown = []
+    for source, dims in zip(bundled, (DIMS, DRAFTER_DIMS), strict=True):
+        path = folder / source.name
+        path.mkdir()
+        config = {**json.loads((source / "config.json").read_text()), **dims}
+        (path / "config.json").write_text(json.dumps(config))
+        grown.append(path)
+    return grown[0], grown[1]
+
+
+def case(target: Path, drafter: Path, k: int, utilization: float | None, asked: argparse.Namespace) -> dict[str, Any]:
+    """Return one comparison."""
+    gpu = cuda.probe()
+    context = 8192 if asked.smoke else asked.context
+    options: dict[str, Any] = {
+        "model": str(target),
+        "max_model_len": context,
+        "max_num_seqs": 8 if asked.smoke else asked.max_seqs,
+        "enable_prefix_caching": False,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "mamba_ssm_cache_dtype": "float32",
+    }
+    if asked.smoke:
+        options |= {"kv_cache_memory_bytes": 1 << 30, "enforce_eager": True}
+    else:
+        options["gpu_memory_utilization"] = utilization
+    if k:
+        speculation = {"method": "dflash", "model": str(drafter), "num_speculative_tokens": k}
+        options["speculative_config"] = speculation
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", json.dumps(options)],
+        env={**os.environ, **environment(gpu is not None)},
+        capture_output=True,
+        text=True,
+    )
+    line = next((line for line in done.stdout.splitlines() if line.startswith("REPORT ")), None)
+    if line is None:
+        sys.exit(f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    found = json.loads(line.removeprefix("REPORT "))
+    request = Request(
+        memory=found["memory"] or (8 << 30),
+        utilization=utilization,
+        kv_cache_memory=options.get("kv_cache_memory_bytes"),
+        context=context,
+        max_seqs=options["max_num_seqs"],
+        draft_tokens=k,
+        state_dtype="float32",
+        engine="cuda" if gpu else "cpu",
+    )
+    shapes = [ModelShape.parse(path.name, json.loads((path / "config.json").read_text())) for path in (target, drafter)]
+    plan = make(request, shapes[0], shapes[1] if k else None)
+    off = abs(plan.tokens / found["tokens"] - 1)
+    return {"k": k, "utilization": utilization, "plan": plan.tokens, "vllm": found, "off_by": round(off, 4)}
+
+
+def environment(gpu: bool) -> dict[str, str]:
+    """Return what an engine in this process needs."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    own = {"VLLM_PLUGINS": NAME, "VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    own |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path}
+    return own if gpu else {**own, **interpreter.environment(path)}
+
+
+def report(options: dict[str, Any]) -> dict[str, Any]:
+    """Start an engine and return what it reports."""
+    from vllm import LLM
+
+    gpu = cuda.probe()
+    additional: dict[str, Any] = {"gdn_prefill_backend": "triton"} if gpu else {NAME: {"runner_kernels": "torch"}}
+    engine = LLM(**options, additional_config=additional).llm_engine
+    cache = engine.vllm_config.cache_config
+    return {
+        "tokens": cache.kv_cache_size_tokens,
+        "sequences": cache.kv_cache_max_concurrency,
+        "blocks": cache.num_gpu_blocks,
+        "memory": gpu.total_bytes if gpu else None,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The plan's cut of the cache into groups, against the functions of the installed vLLM; no engine is started."""
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.shapes import DRAFTER_35B, QWEN35_35B
+from thor_spec.capacity import blocks
+from thor_spec.capacity.shape import ModelShape
+
+
+def _specs(target: ModelShape, drafter: ModelShape | None, block: int, page: int, drafts: int) -> dict[str, Any]:
+    """Return what the layers tell vLLM, with the page that its platform code pads states to."""
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
+
+    def attention(shape: ModelShape) -> Any:
+        heads, size = shape.attention.kv_heads, shape.attention.head_dim
+        return FullAttentionSpec(block_size=block, num_kv_heads=heads, head_size=size, dtype=torch.bfloat16)
+
+    delta = target.delta_net
+    assert delta is not None
+    state = MambaSpec(
+        shapes=((delta.channels, delta.taps - 1 + drafts), (delta.value_heads, delta.value_dim, delta.key_dim)),
+        dtypes=(torch.bfloat16, torch.float32),
+        block_size=32768,
+        page_size_padded=page,
+        num_speculative_blocks=drafts,
+    )
+    found = {f"target.{i}": attention(target) for i in range(target.attention.layers)}
+    found |= {f"state.{i}": state for i in range(delta.layers)}
+    return found | ({f"draft.{i}": attention(drafter) for i in range(drafter.attention.layers)} if drafter else {})
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_groups_and_blocks_are_vllm_s(seed: int) -> None:
+    from vllm.v1.core import kv_cache_utils as vllm_blocks
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    rng = random.Random(seed)
+    drafts = rng.choice((0, 3, 7, 15))
+    layers = rng.choice((8, 24, 40, 64))
+    config = {**QWEN35_35B, "num_hidden_layers": layers, "num_key_value_heads": rng.choice((2, 4))}
+    config["full_attention_interval"] = rng.choice((2, 4))  # with 2, kinds of nearly as many layers are padded
+    target = ModelShape.parse("target", {**config, "linear_num_value_heads": rng.choice((16, 32, 48))})
+    heads = rng.choice((4, 8))
+    draft_layers = rng.choice((1, 5, 8, target.attention.layers + 1))
+    drafter = ModelShape.parse(
+        "drafter", {**DRAFTER_35B, "num_key_value_heads": heads, "num_hidden_layers": draft_layers}
+    )
+    ours = blocks.layout(
+        target, drafter if drafts else None, drafts=drafts, kind="snapshot", kv_dtype="auto", state_dtype="float32"
+    )
+    token = target.attention.bytes_per_token(2)
+    assert target.delta_net is not None
+    state = target.delta_net.state_bytes(4) + target.delta_net.conv_bytes(2, drafts)
+    block = 16 * -(-state // (16 * token))
+    config_ = SimpleNamespace(
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+        cache_config=SimpleNamespace(
+            mamba_cache_mode="none",
+            enable_prefix_caching=False,
+            get_resolved_kv_cache_layout=lambda: KVCacheLayout.LBNHC,  # a layer's blocks side by side, as on CUDA
+        ),
+        model_config=SimpleNamespace(max_model_len=32768),
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=1, prefill_context_parallel_size=1, pipeline_parallel_size=1
+        ),
+        speculative_config=None,
+        kv_transfer_config=None,
+    )
+    specs = _specs(target, drafter if drafts else None, block, block * token, drafts)
+    theirs = vllm_blocks.get_kv_cache_groups(config_, specs)  # type: ignore[arg-type]
+    assert len(theirs) == len(ours.groups)
+    assert max(len(group.layer_names) for group in theirs) == ours.group_layers
+    assert {group.kv_cache_spec.page_size_bytes for group in theirs} == {ours.page_bytes}
+    needed = sum(
+        -(-group.kv_cache_spec.max_memory_usage_bytes(config_) // group.kv_cache_spec.page_size_bytes)  # type: ignore[arg-type]
+        for group in theirs
+    )
+    assert needed == ours.blocks_per_sequence(32768)

@@ -1,0 +1,22 @@
+"""A ``config.json`` from a folder, without its weights."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from thor_spec.errors import ConfigError
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """Return the configuration in a folder, or in a JSON file. Raises: ConfigError."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"There is no {file}. Pass a folder that holds a config.json, or a profile.") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read as JSON ({error}). Download it again.") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file} must hold a JSON object. Take the config.json of the published checkpoint.")
+    return config
