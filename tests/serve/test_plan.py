@@ -150,3 +150,33 @@ def test_a_rule_reaches_the_plugin_and_the_front_door(make: Callable[..., Plan])
     assert plan.acceptance.described == "typical eps=0.2 delta=0.3"
     assert plan.argv[plan.argv.index("--middleware") + 1].endswith("front_door.FrontDoor")
     assert "--middleware" not in make(draft="none").argv
+
+
+def test_stock_vllm_has_nothing_of_ours(gpu: bool, target: Path, drafter: Path) -> None:
+    resolved = resolve({"model": str(target), "draft": str(drafter)})
+    if not gpu:
+        with pytest.raises(PlatformError, match="Stock DFlash needs a GPU"):
+            make_plan(resolved, stock=True)
+        return
+    plan = make_plan(resolved, stock=True)
+    assert plan.environment["VLLM_PLUGINS"] == ""
+    assert "thor_spec" not in json.loads(value(plan, "--additional-config"))
+    assert "--middleware" not in plan.argv
+    assert value(plan, "--speculative-config") == value(make_plan(resolved), "--speculative-config")
+
+
+def test_corruption_is_allowed_only_by_name(make: Callable[..., Plan]) -> None:
+    for allowed in (False, True):
+        additional = json.loads(value(make(allow_controls=allowed), "--additional-config"))
+        assert PluginOptions.parse(additional).controls is allowed
+
+
+def test_acceptance_is_pretended_only_with_dummy_weights(make: Callable[..., Plan]) -> None:
+    plan = make(synthetic_acceptance=2.5, dummy_weights=True)
+    assert value(plan, "--load-format") == "dummy"
+    assert "--load-format" not in make().argv
+    speculation = json.loads(value(plan, "--speculative-config"))
+    assert speculation["rejection_sample_method"] == "synthetic"
+    assert speculation["synthetic_acceptance_length"] == 2.5
+    with pytest.raises(ConfigError, match="needs dummy_weights"):
+        make(synthetic_acceptance=2.0)
