@@ -30,6 +30,14 @@ def read(root: Path = SYS) -> Heat:
     return Heat(tj, any(known) if known else None, sum(counts) if counts else None)
 
 
+def input_watts(root: Path = SYS) -> float | None:
+    """Return the power that the whole board takes in: the ina238's ``power1_input``, in microwatts there."""
+    for device in sorted((root / "class" / "hwmon").glob("hwmon*")):
+        if _text(device / "name") == "ina238" and (microwatts := _number(device / "power1_input")) is not None:
+            return microwatts / 1e6
+    return None
+
+
 def _of_type(folder: Path, pattern: str, kind: str) -> list[Path]:
     return [entry for entry in sorted(folder.glob(pattern)) if _text(entry / "type") == kind]
 
