@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from thor_spec.cli import doctor, job, reap, serve, service, train, version
+from thor_spec.cli import bench, doctor, job, reap, report, serve, service, train, verify, version
 from thor_spec.cli.context import Context
 from thor_spec.errors import ThorSpecError
 
@@ -17,7 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (serve, train, job, reap, doctor, service, version):
+for module in (serve, verify, bench, report, train, job, reap, doctor, service, version):
     module.register(app)
 
 
