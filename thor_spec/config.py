@@ -13,6 +13,17 @@ from thor_spec.errors import ConfigError
 Origin = Literal["flag", "profile", "default"]
 CanarySet = Literal["quick", "full"]
 
+CONTROLS = {
+    "state-slot": "the recurrent state that a step starts from has the wrong sign, in one layer",
+    "conv-window": "the convolution window is that of the step before, in one layer",
+    "kv-rows": "two tokens' cache rows are swapped",
+    "position": "positions move one too far with every step",
+    "accepted-length": "the next step starts from the state one token off",
+    "blind-draft": "every draft is taken, whatever the target says",
+    "bonus-token": "the token after the last draft is not the best one",
+    "sharpened": "logits are scaled by 1.5, which a greedy answer does not show",
+}
+"""What a request may have corrupted where the server was started with ``allow_controls``; gates must see it."""
 DEFAULT_MODEL = "tiny-hybrid"
 DEFAULT_DRAFT_TOKENS = 7
 HIDDEN = "(hidden)"
@@ -53,10 +64,16 @@ class ServeConfig:
     """Factor of the threshold of ``typical``; None takes 0.3."""
     canary: CanarySet | None = None
     """``quick`` or ``full``: what the engine must answer before READY; None takes full on a GPU, quick without."""
+    dummy_weights: bool = False
+    """Serve random weights, for measurements of hardware. Nothing is asked before READY: no answer could be right."""
+    synthetic_acceptance: float | None = None
+    """Tokens per verify step that the engine pretends to accept, whatever it drafts; only with dummy weights."""
     acceptance_floor: float | None = None
     """Least tokens per verify step in the canary, e.g. 2.0; None asks for any draft at all."""
     golden: Path | None = None
     """JSON file of prompts and the beginnings of their greedy answers, which the canary compares."""
+    allow_controls: bool = False
+    """Let requests ask for planted corruption, on which gates prove themselves. Never for a server that others use."""
     log_file: Path | None = None
     wait: bool = False
     """Wait for the device instead of exiting when another job holds it."""
@@ -87,6 +104,8 @@ class ServeConfig:
             raise ConfigError(f"--port {self.port} is not a port. Take one in 1..65535.")
         if self.canary is not None and self.canary not in get_args(CanarySet):
             raise ConfigError(f"--canary {self.canary} is not one of {', '.join(get_args(CanarySet))}.")
+        if self.synthetic_acceptance is not None and not self.dummy_weights:
+            raise ConfigError("synthetic_acceptance needs dummy_weights: answers of a real model would be garbage.")
         if self.acceptance_floor is not None and self.acceptance_floor < 1:
             raise ConfigError(
                 f"--acceptance-floor {self.acceptance_floor:g} must be at least 1: each verify step emits a token."
@@ -198,6 +217,7 @@ _PROFILE_TYPES: dict[str, type] = {
     "canary": str,
     "acceptance_floor": float,
     "golden": str,
+    "allow_controls": bool,
     "log_file": str,
     "wait": bool,
     "tensor_parallel": int,

@@ -11,6 +11,18 @@ class ThorSpecError(Exception):
     exit_code = 1
 
 
+class GateError(ThorSpecError):
+    """A gate is red, or a benchmark has a reason not to report; the text says which and why."""
+
+    exit_code = 1
+
+
+class InterruptedJobError(ThorSpecError):
+    """A stop was asked for before a job had its result."""
+
+    exit_code = 1
+
+
 class ConfigError(ThorSpecError):
     """The request cannot be carried out as written: options, a checkpoint, or a profile contradict themselves."""
 
@@ -113,4 +125,4 @@ class GuardFailureError(ThorSpecError):
 
 def with_exit_code(code: int) -> type[ThorSpecError]:
     """Return the class of an exit code that came from another process."""
-    return next((kind for kind in ThorSpecError.__subclasses__() if kind.exit_code == code), ThorSpecError)
+    return next((kind for kind in ThorSpecError.__subclasses__() if kind.exit_code == code != 1), ThorSpecError)

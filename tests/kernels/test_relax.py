@@ -174,6 +174,17 @@ def test_impossible_drafts_are_never_raised(device: str) -> None:
     assert not check(kernel, args).any()
 
 
+def test_rows_without_a_possible_token_are_left_alone(device: str) -> None:
+    """A grammar may forbid everything; there is no distribution then, and nothing may be taken."""
+    args = case(7, 5, 9000, 4, device)
+    args["temperature"][:], args["eps"][:], args["delta"][:] = 1.0, 1e-30, math.inf
+    empty = torch.arange(0, len(args["logits"]), 2, device=device)
+    args["logits"][empty] = -math.inf
+    raised = check(kernel, args)
+    assert not raised[empty.cpu()].any()
+    assert raised.any()
+
+
 def test_what_does_not_fit_is_refused() -> None:
     args = case(2, 3, 50, 0)
     for wrong in (

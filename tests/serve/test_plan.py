@@ -264,3 +264,33 @@ def test_an_engine_that_cannot_be_become(make: Callable[..., Plan]) -> None:
 
     with pytest.raises(EngineStartError, match="/nowhere/python cannot be run: No such file"):
         replace(make(), argv=("/nowhere/python",)).become()
+
+
+def test_stock_vllm_has_nothing_of_ours(gpu: bool, target: Path, drafter: Path) -> None:
+    resolved = resolve({"model": str(target), "draft": str(drafter)})
+    if not gpu:
+        with pytest.raises(PlatformError, match="Stock DFlash needs a GPU"):
+            make_plan(resolved, stock=True)
+        return
+    plan = make_plan(resolved, stock=True)
+    assert plan.environment["VLLM_PLUGINS"] == ""
+    assert "thor_spec" not in json.loads(value(plan, "--additional-config"))
+    assert "--middleware" not in plan.argv
+    assert value(plan, "--speculative-config") == value(make_plan(resolved), "--speculative-config")
+
+
+def test_corruption_is_allowed_only_by_name(make: Callable[..., Plan]) -> None:
+    for allowed in (False, True):
+        additional = json.loads(value(make(allow_controls=allowed), "--additional-config"))
+        assert PluginOptions.parse(additional).controls is allowed
+
+
+def test_acceptance_is_pretended_only_with_dummy_weights(make: Callable[..., Plan]) -> None:
+    plan = make(synthetic_acceptance=2.5, dummy_weights=True)
+    assert value(plan, "--load-format") == "dummy"
+    assert "--load-format" not in make().argv
+    speculation = json.loads(value(plan, "--speculative-config"))
+    assert speculation["rejection_sample_method"] == "synthetic"
+    assert speculation["synthetic_acceptance_length"] == 2.5
+    with pytest.raises(ConfigError, match="needs dummy_weights"):
+        make(synthetic_acceptance=2.0)

@@ -36,3 +36,14 @@ def test_a_wrong_rule_is_refused(given: object) -> None:
 def test_extra_arguments_that_are_no_object_are_refused(extra: object) -> None:
     with pytest.raises(ConfigError, match="vllm_xargs must be an object"):
         rewritten(json.dumps({"vllm_xargs": extra, "thor_spec": {"accept": "exact"}}).encode(), SERVER)
+
+
+def test_corruption_is_planted_only_where_the_server_allows_it() -> None:
+    body = json.dumps({"thor_spec": {"control": "kv-rows"}}).encode()
+    found, rule = rewritten(body, SERVER, controls=True)
+    assert json.loads(found) == {"vllm_xargs": {"thor_spec_control": "kv-rows"}}
+    assert rule == SERVER
+    with pytest.raises(ConfigError, match="no option control"):
+        rewritten(body, SERVER)
+    with pytest.raises(ConfigError, match="control='x' is not one of state-slot"):
+        rewritten(json.dumps({"thor_spec": {"control": "x"}}).encode(), SERVER, controls=True)

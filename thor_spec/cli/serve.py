@@ -88,6 +88,12 @@ def serve(
     golden: Annotated[
         Path | None, typer.Option(help="JSON list of prompts and greedy answers for the canary.", metavar="FILE")
     ] = None,
+    allow_controls: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-controls", help="Let requests ask for planted corruption, on which `verify` proves itself."
+        ),
+    ] = None,
     log_file: Annotated[
         Path | None, typer.Option(help="Engine log, appended to.", show_default="below ~/.cache/thor-spec/logs")
     ] = None,
@@ -154,6 +160,7 @@ def serve(
         "canary": canary,
         "acceptance_floor": acceptance_floor,
         "golden": golden,
+        "allow_controls": allow_controls,
         "log_file": log_file,
         "tensor_parallel": tensor_parallel,
         "pipeline_parallel": pipeline_parallel,

@@ -98,6 +98,12 @@ def run(url: str, model: str, asked: Canary) -> Outcome:
     return Outcome(checks=tuple(checks), kv=metrics.kv_capacity(text), drafts=drafts)
 
 
+def unasked(url: str) -> Outcome:
+    """Return what an engine says of itself that nobody asks anything. Raises: CanaryError."""
+    with httpx.Client(base_url=url, timeout=TIMEOUT_S, verify=False) as client:
+        return Outcome(checks=(), kv=metrics.kv_capacity(_get(client, "/metrics")), drafts=0)
+
+
 def _ask_twice(client: httpx.Client, model: str, *, tools: bool) -> None:
     """Ask one prompt twice, once streamed, with the tool call beside it."""
     with ThreadPoolExecutor(1) as beside:

@@ -186,6 +186,9 @@ class Engine:
 
     def _engines(self) -> list[processes.Process]:
         """Return the job's processes that left an engine's receipt, which names them as they know themselves."""
+        if self._plan.stock:  # leaves no receipt; it goes by the name that vLLM gives itself
+            found = [process for pid in self._job.pids() if (process := processes.read(pid))]
+            return [process for process in found if process.name.startswith("VLLM::")]
         mine = {processes.pid_inside(pid): pid for pid in self._job.pids()}
         named = [mine[r.pid] for r in receipt.collect(self._receipts) if r.state == "engine" and r.pid in mine]
         return [process for pid in named if (process := processes.read(pid))]
@@ -202,6 +205,8 @@ class Engine:
         from thor_spec.serve import canary
 
         plan = self._plan
+        if plan.resolved.config.dummy_weights:
+            return canary.unasked(plan.url)
         # In a thread of its own, so that a stop or a dead engine is seen at once; it ends with its connections.
         answer = in_thread(
             lambda: canary.run(

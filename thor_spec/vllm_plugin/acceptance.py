@@ -4,7 +4,7 @@ Between vLLM's processing of the logits and its rejection sampling, the logits o
 afterwards they are put back. A batch without a relaxed request goes through vLLM's sampler untouched.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from thor_spec.dflash.acceptance import RULES, Acceptance
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.relax import kernel
 from thor_spec.vllm_plugin import compat, counters
+from thor_spec.vllm_plugin.controls import Controls
 from thor_spec.vllm_plugin.options import REQUEST_KEYS
 
 _RejectionSampler: Any = compat.REJECTION_SAMPLER.resolve()
@@ -59,11 +60,15 @@ class RequestRules:
 class RelaxedRejectionSampler(_RejectionSampler):
     """vLLM's rejection sampler, with drafts taken that a request's rule allows. Any batch, mixed requests."""
 
-    def __init__(self, sampler: Any, *args: Any, rules: RequestRules, count: counters.Writer) -> None:
+    def __init__(
+        self, sampler: Any, *args: Any, rules: RequestRules, count: counters.Writer, controls: Controls | None
+    ) -> None:
         super().__init__(sampler, *args)
         self.sampler = _Lifting(sampler, self._lift)
         self._rules = rules
         self._count = count
+        self._controls = controls
+        self._corrupt: Callable[[torch.Tensor], None] | None = None
         self._pending: tuple[torch.Tensor, torch.Tensor] | None = None
         self._scratch: kernel.Scratch | None = None
         self._saved = torch.empty(0)
@@ -84,6 +89,9 @@ class RelaxedRejectionSampler(_RejectionSampler):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if self._rules.relaxed[idx_mapping_np].any():
             self._pending = verify_draft_sampled, expanded_idx_mapping
+        if self._controls is not None:
+            controls = self._controls
+            self._corrupt = lambda found: controls.misjudge(found, verify_draft_sampled, cu_num_logits, idx_mapping_np)
         processed, sampled, num_sampled = super()._verify(
             logits, draft_logits, draft_sampled, pos, cu_num_logits, idx_mapping, idx_mapping_np, expanded_idx_mapping,
             expanded_local_pos, seq_lens_upper_bound_np, verify_draft_sampled,
@@ -99,6 +107,9 @@ class RelaxedRejectionSampler(_RejectionSampler):
         return processed, sampled, num_sampled
 
     def _lift(self, processed: torch.Tensor) -> torch.Tensor:
+        if self._corrupt is not None:
+            self._corrupt(processed)
+            self._corrupt = None
         if self._pending is None:
             return processed
         processed = processed.float()  # where there is nothing to process, these are the model's own
@@ -129,7 +140,9 @@ class _Lifting:
         return lifted
 
 
-def sampler_for(sampler: Any, vllm_config: Any, rules: RequestRules, device: torch.device) -> tuple[Any, Any] | None:
+def sampler_for(
+    sampler: Any, vllm_config: Any, rules: RequestRules, device: torch.device, controls: Controls | None = None
+) -> tuple[Any, Any] | None:
     """Return what a model state's ``custom_sampler`` returns; None leaves vLLM's own.
 
     Raises: ConfigError, if a default rule that relaxes meets another rejection method than the standard one.
@@ -146,4 +159,4 @@ def sampler_for(sampler: Any, vllm_config: Any, rules: RequestRules, device: tor
             )
         return None
     count = counters.Writer.open(speculation.num_speculative_tokens, device)
-    return sampler, RelaxedRejectionSampler(sampler, speculation, device, rules=rules, count=count)
+    return sampler, RelaxedRejectionSampler(sampler, speculation, device, rules=rules, count=count, controls=controls)

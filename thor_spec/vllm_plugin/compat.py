@@ -77,6 +77,30 @@ ADD_REQUEST = Seam(
     why="learn each request's rule",
     drop_when="vLLM has a relaxed acceptance rule of its own",
 )
+BENCH_SERVE_ARGS = Seam(
+    target="vllm.benchmarks.serve:add_cli_args",
+    signature=("parser",),
+    why="measure serving with vLLM's own load generator",
+    drop_when="the CPU build's `vllm bench serve` finds its own metadata",
+)
+BENCH_SERVE = Seam(
+    target="vllm.benchmarks.serve:main",
+    signature=("args",),
+    why="measure serving with vLLM's own load generator",
+    drop_when="the CPU build's `vllm bench serve` finds its own metadata",
+)
+PREPROCESS_STATE = Seam(
+    target="vllm.v1.worker.gpu.model_states.interface:ModelState.preprocess_state",
+    signature=("self", "input_batch", "block_tables", "kv_cache_config", "num_computed_tokens"),
+    why="plant corruption before a step, for the gates' controls",
+    drop_when="never: it is how a model state touches caches",
+)
+POSTPROCESS_STATE = Seam(
+    target="vllm.v1.worker.gpu.model_states.interface:ModelState.postprocess_state",
+    signature=("self", "idx_mapping", "num_sampled", "num_computed_tokens"),
+    why="plant corruption after a step, for the gates' controls",
+    drop_when="never: it is how a model state follows what was accepted",
+)
 REGISTER_KERNELS = Seam(
     target="vllm.triton_utils.dispatcher:register_kernels",
     signature=("overrides",),
@@ -111,6 +135,10 @@ SEAMS = (
     VERIFY,
     CUSTOM_SAMPLER,
     ADD_REQUEST,
+    PREPROCESS_STATE,
+    POSTPROCESS_STATE,
+    BENCH_SERVE_ARGS,
+    BENCH_SERVE,
 )
 CPU_SEAMS = (REGISTER_KERNELS, CPU_SPEC_FORWARD)  # relied on only where the CPU build is installed
 

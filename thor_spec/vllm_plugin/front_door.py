@@ -9,11 +9,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from thor_spec.config import CONTROLS
 from thor_spec.dflash.acceptance import RULES, Acceptance
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.relax.reference import COUNTED
 from thor_spec.vllm_plugin import counters
-from thor_spec.vllm_plugin.options import NAME, REQUEST_KEYS, PluginOptions
+from thor_spec.vllm_plugin.options import CONTROL_KEY, NAME, REQUEST_KEYS, PluginOptions
 
 HEADER = b"x-thor-spec-accept"
 _PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
@@ -24,7 +25,7 @@ class FrontDoor:
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        self._default: Acceptance | None = None
+        self._options: PluginOptions | None = None
         _register_collector()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -33,10 +34,11 @@ class FrontDoor:
             await self._app(scope, receive, send)
             return
         body = await _whole(receive)
-        rule = self._default_rule(scope)
+        options = self._plugin_options(scope)
+        rule = options.acceptance
         if b'"thor_spec"' in body:
             try:
-                body, rule = rewritten(body, rule)
+                body, rule = rewritten(body, rule, controls=options.controls)
             except ConfigError as error:
                 await _refuse(send, str(error))
                 return
@@ -50,13 +52,13 @@ class FrontDoor:
 
         await self._app(scope, _replay(body, receive), labelled)
 
-    def _default_rule(self, scope: Any) -> Acceptance:
-        if self._default is None:  # the application knows its configuration only once it serves
-            self._default = PluginOptions.parse(scope["app"].state.vllm_config.additional_config).acceptance
-        return self._default
+    def _plugin_options(self, scope: Any) -> PluginOptions:
+        if self._options is None:  # the application knows its configuration only once it serves
+            self._options = PluginOptions.parse(scope["app"].state.vllm_config.additional_config)
+        return self._options
 
 
-def rewritten(body: bytes, default: Acceptance) -> tuple[bytes, Acceptance]:
+def rewritten(body: bytes, default: Acceptance, *, controls: bool = False) -> tuple[bytes, Acceptance]:
     """Return the body with its ``thor_spec`` in ``vllm_xargs``, and the rule. Raises: ConfigError, naming the field.
 
     A body that is not a JSON object passes as it is: vLLM's own answer to it is better than ours.
@@ -70,12 +72,16 @@ def rewritten(body: bytes, default: Acceptance) -> tuple[bytes, Acceptance]:
     given = request.pop(NAME)
     if not isinstance(given, dict):
         raise ConfigError(f'{NAME} must be an object such as {{"accept": "exact"}}, not {type(given).__name__}.')
+    control = given.pop("control", None) if controls else None
+    if control is not None and control not in CONTROLS:
+        raise ConfigError(f"control={control!r} is not one of {', '.join(CONTROLS)}.")
     rule = default.of_request(given)
     extra = request.get("vllm_xargs") or {}
     if not isinstance(extra, dict):
         raise ConfigError(f"vllm_xargs must be an object, not {type(extra).__name__}.")
     names = {name: key for key, name in REQUEST_KEYS.items()}
-    request["vllm_xargs"] = {**extra, **{names[name]: value for name, value in given.items()}}
+    planted = {CONTROL_KEY: control} if control else {}
+    request["vllm_xargs"] = {**extra, **{names[name]: value for name, value in given.items()}, **planted}
     return json.dumps(request).encode(), rule
 
 

@@ -10,6 +10,8 @@ from thor_spec.errors import ConfigError
 NAME = "thor_spec"  # the plugin's name in VLLM_PLUGINS and its key in additional_config
 REQUEST_KEYS = {"thor_spec_accept": "accept", "thor_spec_eps": "accept_eps", "thor_spec_delta": "accept_delta"}
 """How a request's own rule travels in ``vllm_xargs``, which take flat values only."""
+CONTROL_KEY = "thor_spec_control"
+"""In ``vllm_xargs``: what is to be corrupted, where the server allows that."""
 RunnerKernels = Literal["triton", "torch"]
 
 
@@ -25,6 +27,8 @@ class PluginOptions:
     accept_delta: float = DELTA
     max_request_bytes: int = 8 << 20
     """Longest body that the API server reads."""
+    controls: bool = False
+    """Requests may ask for planted corruption; see ``controls``."""
 
     def __post_init__(self) -> None:
         if self.runner_kernels not in get_args(RunnerKernels):

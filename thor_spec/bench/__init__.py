@@ -1,0 +1,1 @@
+"""Benchmarks to be believed: interleaved arms, declared differences, green gates, a record of every sample."""

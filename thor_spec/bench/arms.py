@@ -1,0 +1,151 @@
+"""Arms of a comparison: what each one changes, and whether it changes anything else."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from thor_spec.config import ServeConfig
+from thor_spec.dflash.acceptance import Acceptance
+from thor_spec.errors import ConfigError
+
+RULE_KEYS = ("accept", "accept_eps", "accept_delta")
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
+REQUEST_KEYS = (*RULE_KEYS, *SAMPLING_KEYS, "batch", "tokens")
+_COMMON = {
+    "host",
+    "port",
+    "log_file",
+    "wait",
+    "golden",
+    "canary",
+    "allow_controls",
+    "dummy_weights",
+    "synthetic_acceptance",
+}
+SERVER_KEYS = tuple(field.name for field in fields(ServeConfig) if field.name not in {*_COMMON, *RULE_KEYS})
+KEYS = (*REQUEST_KEYS, *SERVER_KEYS, "url")
+FOLLOWS = {
+    "draft": ("draft_tokens", "drafter", "additional_config", "middleware", "speculative_config"),
+    "draft_tokens": ("speculative_config",),
+    "model": ("target", "drafter", "draft_tokens", "speculative_config", "served_model", "context"),
+}
+"""What may change because something else was declared to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One configuration: ``declared`` over what all arms share."""
+
+    name: str
+    declared: Mapping[str, Any]
+    shared: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        for key in {**self.shared, **self.declared}:
+            if key not in KEYS:
+                raise ConfigError(f"Arm {self.name}: there is no option {key}. Known: {', '.join(KEYS)}.")
+        if not isinstance(self.batch, int) or self.batch < 1:
+            raise ConfigError(f"Arm {self.name}: batch={self.batch!r} must be a whole number of at least 1.")
+        self.rule  # noqa: B018  # checks it
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Everything that is set, for this arm or for all."""
+        return {**self.shared, **self.declared}
+
+    @property
+    def server(self) -> tuple[tuple[str, Any], ...]:
+        """What tells servers apart: arms with the same may share one."""
+        return tuple(sorted((k, v) for k, v in self.options.items() if k in SERVER_KEYS or k == "url"))
+
+    @property
+    def batch(self) -> int:
+        """Requests at once."""
+        return self.options.get("batch", 1)  # type: ignore[no-any-return]
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it may speculate."""
+        return self.options.get("draft") != "none"
+
+    @property
+    def rule(self) -> Acceptance:
+        """How drafts are taken. Raises: ConfigError."""
+        return Acceptance().of_request({k: v for k, v in self.options.items() if k in RULE_KEYS})
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """What each request of this arm says."""
+        said: dict[str, Any] = {k: v for k, v in self.options.items() if k in SAMPLING_KEYS}
+        rule = {k: v for k, v in self.options.items() if k in RULE_KEYS}
+        return {**said, "thor_spec": rule} if rule and self.drafts else said
+
+
+def parse(described: Sequence[str], shared: Mapping[str, Any]) -> list[Arm]:
+    """Return the arms that ``--arms`` describes: YAML files, or ``NAME`` and ``NAME:KEY=VALUE,…``.
+
+    A file maps names to options; its entry ``shared`` holds for all of them. Raises: ConfigError.
+    """
+    import yaml
+
+    named: dict[str, Mapping[str, Any]] = {}
+    common = dict(shared)
+    for text in described:
+        if text.endswith((".yaml", ".yml")):
+            found = _read(Path(text))
+            common |= found.pop("shared", None) or {}
+        else:
+            name, _, rest = text.partition(":")
+            pairs = [part.partition("=") for part in rest.split(",") if part]
+            if malformed := [key for key, equals, _ in pairs if not equals]:
+                raise ConfigError(f"--arms {text}: {malformed[0]!r} is not KEY=VALUE.")
+            found = {name: {key.strip().replace("-", "_"): yaml.safe_load(value) for key, _, value in pairs}}
+        if twice := set(found) & set(named):
+            raise ConfigError(f"There are two arms {', '.join(sorted(twice))}. Give each a name of its own.")
+        named |= {name: options or {} for name, options in found.items()}
+    arms = [Arm(name=name, declared=dict(options), shared=common) for name, options in named.items()]
+    return arms or [Arm(name="default", declared={}, shared=common)]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"The arms {path} cannot be read: {error.strerror}.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"The arms {path} are not YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(content, dict) or not all(isinstance(v, dict | None) for v in content.values()):
+        raise ConfigError(f"{path} must map names of arms to options.")
+    return content
+
+
+def undeclared(arms: Sequence[Arm], facts: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Return what differs and was not declared: between starts of an arm, and between arms.
+
+    Args:
+        facts: by the arm's name, what was observed at each of its starts.
+    """
+    found = []
+    for arm in arms:
+        first, *later = facts[arm.name]
+        for again in later:
+            found += [
+                f"{arm.name} changed {key} between its starts: {first.get(key)!r}, then {again.get(key)!r}"
+                for key in sorted({*first, *again})
+                if first.get(key) != again.get(key)
+            ]
+    base = arms[0]
+    for arm in arms[1:]:
+        declared = {*arm.declared, *base.declared}
+        allowed = declared | {follower for key in declared for follower in FOLLOWS.get(key, ())}
+        mine, theirs = facts[arm.name][0], facts[base.name][0]
+        found += [
+            f"{arm.name} and {base.name} differ in {key}, which neither declares: {mine.get(key)!r} and "
+            f"{theirs.get(key)!r}"
+            for key in sorted({*mine, *theirs})
+            if mine.get(key) != theirs.get(key) and key not in allowed
+        ]
+    return found

@@ -1,0 +1,153 @@
+"""One repetition: all requests of the workload, so many at once, timed as a client sees them."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from thor_spec.bench.meter import Meter
+from thor_spec.bench.statistic import percentile
+from thor_spec.bench.workload import Request
+from thor_spec.errors import ThorSpecError
+from thor_spec.serve.client import Server
+
+RULE_HEADER = "x-thor-spec-accept"
+_POSITIONS = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+_DRAFTS = "vllm:spec_decode_num_drafts_total"
+_ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One streamed answer."""
+
+    kind: str
+    tokens: int
+    prompt_tokens: int
+    ttft_s: float
+    tpot_s: float
+    """Seconds per token behind the first."""
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """What one pass over the workload gave."""
+
+    seconds: float
+    tokens: int
+    answers: tuple[Timed, ...]
+    drafts: float
+    accepted: float
+    accepted_by_place: tuple[float, ...]
+    relaxed: float
+    joules: float | None
+    degrees: float | None
+    throttling: str | None
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """What is summarized over repetitions."""
+        return {
+            "tok_s": self.tokens / self.seconds,
+            "ttft_s": percentile([a.ttft_s for a in self.answers], 0.5),
+            "tpot_ms": 1000 * percentile([a.tpot_s for a in self.answers], 0.5),
+            "tau": 1 + self.accepted / self.drafts if self.drafts else None,
+            "relaxed_share": self.relaxed / self.accepted if self.accepted else None,
+            "joules_per_token": None if self.joules is None else self.joules / self.tokens,
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return fields and figures, JSON-ready."""
+        return {**asdict(self), "figures": self.figures}
+
+
+def repeat(server: Server, requests: Sequence[Request], *, batch: int, said: Mapping[str, Any]) -> Repetition:
+    """Send every request once, ``batch`` at a time, each with what the arm says. Raises: ThorSpecError."""
+    before = server.metrics()
+    with Meter() as meter:
+        began = time.monotonic()
+        with ThreadPoolExecutor(batch) as pool:
+            answers = list(pool.map(lambda request: stream(server, request, said), requests))
+        seconds = time.monotonic() - began
+    after = server.metrics()
+    drafts, accepted = (_total(after, name) - _total(before, name) for name in (_DRAFTS, _ACCEPTED))
+    was = by_place(before)
+    return Repetition(
+        seconds=seconds,
+        tokens=sum(answer.tokens for answer in answers),
+        answers=tuple(answers),
+        drafts=drafts,
+        accepted=accepted,
+        accepted_by_place=tuple(count - was.get(place, 0.0) for place, count in sorted(by_place(after).items())),
+        relaxed=_total(after, "thor_spec:relaxed_tokens_total") - _total(before, "thor_spec:relaxed_tokens_total"),
+        joules=meter.joules,
+        degrees=meter.degrees,
+        throttling=meter.throttling,
+    )
+
+
+def stream(server: Server, request: Request, said: Mapping[str, Any]) -> Timed:
+    """Send one request and time what comes back."""
+    body = {
+        "model": server.model,
+        "seed": request.seed,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        **request.body,
+        **said,
+    }
+    began = time.monotonic()
+    first = last = None
+    usage: Mapping[str, Any] = {}
+    try:
+        with server.stream(request.path, body) as response:
+            if response.status_code != httpx.codes.OK:
+                raise ThorSpecError(f"{request.path} answered {response.status_code}: {response.read()[:300]!r}")
+            rule = response.headers.get(RULE_HEADER, "")
+            for line in response.iter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    raise ThorSpecError(f"{request.path} broke off: {event['error']}")
+                usage = event.get("usage") or usage
+                if any(choice.get("token_ids") for choice in event["choices"]):
+                    last = time.monotonic()
+                    first = first or last
+    except httpx.HTTPError as error:
+        raise ThorSpecError(f"{request.path} broke off: {error or type(error).__name__}.") from error
+    tokens = int(usage.get("completion_tokens", 0))
+    if first is None or last is None or tokens != request.body["max_tokens"]:
+        raise ThorSpecError(
+            f"A {request.kind} request asked for {request.body['max_tokens']} tokens, and got {tokens}."
+        )
+    return Timed(
+        kind=request.kind,
+        tokens=tokens,
+        prompt_tokens=int(usage["prompt_tokens"]),
+        ttft_s=first - began,
+        tpot_s=(last - first) / max(tokens - 1, 1),
+        rule=rule,
+    )
+
+
+def by_place(text: str) -> dict[int, float]:
+    """Return how many drafts were accepted at each place, from the text of ``/metrics``."""
+    found: dict[int, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == _POSITIONS:
+                place = int(sample.labels["position"])
+                found[place] = found.get(place, 0.0) + sample.value
+    return found
+
+
+def _total(text: str, name: str) -> float:
+    return sum(s.value for f in text_string_to_metric_families(text) for s in f.samples if s.name == name)

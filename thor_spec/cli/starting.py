@@ -1,0 +1,32 @@
+"""Engines that a command starts for itself and stops again, on a port of their own."""
+
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thor_spec.config import DEFAULT_MODEL, resolve
+
+if TYPE_CHECKING:
+    from thor_spec.gates.judging import Planned
+
+
+def planned(flags: Mapping[str, Any], profile: Path | None = None, *, stock: bool = False) -> "Planned":
+    """Return an engine with these options of ``thor-spec serve``, to be started when it is visited."""
+    from thor_spec.cli.progress import progress
+    from thor_spec.gates.judging import Planned
+    from thor_spec.nano import shipped
+    from thor_spec.serve.plan import make_plan
+
+    given = {"port": free_port(), **flags}
+    resolved = resolve(given, profile, {"model": shipped.default_model(DEFAULT_MODEL)})
+    plan = make_plan(resolved, note=lambda text: print(text, file=sys.stderr, flush=True), stock=stock)
+    return Planned(plan, lambda: progress(lambda ready: print(f"ready: {ready.url}", file=sys.stderr, flush=True)))
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,260 @@
+"""``thor-spec verify``."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from thor_spec.errors import ConfigError, GateError
+
+if TYPE_CHECKING:
+    from thor_spec.gates.judging import Planned, Subject
+    from thor_spec.gates.verdict import Verdict
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL] [-- VLLM_ARGS...]",
+        help="Checkpoint to serve for this, as `thor-spec serve` takes it.",
+        show_default="as `thor-spec serve`",
+    ),
+]
+Url = Annotated[str | None, typer.Option(help="Judge a running server instead.", metavar="URL")]
+Draft = Annotated[str | None, typer.Option(help="DFlash drafter, named like MODEL.", metavar="DRAFTER")]
+DraftTokens = Annotated[int | None, typer.Option(help="Tokens drafted per step.", metavar="K")]
+Context = Annotated[int, typer.Option("--context", help="Longest request in tokens.", metavar="N")]
+KvCache = Annotated[int | None, typer.Option(help="Bytes of KV cache.", metavar="BYTES")]
+Profile = Annotated[Path | None, typer.Option(help="YAML file of serve's options; flags win over it.", metavar="FILE")]
+Reference = Annotated[
+    str | None, typer.Option(help="A running server without speculation, to compare with.", metavar="URL")
+]
+Stock = Annotated[bool, typer.Option("--stock", help="Compare with stock DFlash, without our plugin, too. On a GPU.")]
+Control = Annotated[str | None, typer.Option(help="Plant this corruption; the gate must turn red.", metavar="KIND")]
+TieGap = Annotated[
+    float | None,
+    typer.Option(help="Gap of two logits that counts as a tie.", metavar="NATS", show_default="what bf16 explains"),
+]
+Prompts = Annotated[int, typer.Option(help="Prompts of greedy answers.", min=1, max=20)]
+Tokens = Annotated[int, typer.Option(help="Tokens of each greedy answer.", min=2)]
+Seeds = Annotated[int, typer.Option(help="Answers drawn from each prompt.", min=1)]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder for the record.", metavar="DIR", show_default="evidence/<time>-verify-…")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the record's verdicts as JSON.")]
+
+CONTEXT = 2048  # the longest prompt and answer of a gate are far below
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    group = typer.Typer(help="Ask whether a speculating server may be believed. Exits 0 when green, 1 when red.")
+    for command in (lossless, distribution, controls):
+        group.command(epilog=f"Example: thor-spec verify {command.__name__} --url http://127.0.0.1:8000")(command)
+    group.command("all", epilog="Example: thor-spec verify all ./Qwen3.6-35B-A3B --draft ./Qwen3.6-35B-A3B-DFlash")(
+        every
+    )
+    app.add_typer(group, name="verify")
+
+
+def lossless(
+    context: typer.Context,
+    model: Model = None,
+    url: Url = None,
+    reference_url: Reference = None,
+    stock: Stock = False,
+    draft: Draft = None,
+    draft_tokens: DraftTokens = None,
+    context_length: Context = CONTEXT,
+    kv_cache_memory: KvCache = None,
+    profile: Profile = None,
+    control: Control = None,
+    tie_gap: TieGap = None,
+    prompts: Prompts = 20,
+    tokens: Tokens = 64,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Compare greedy answers with those without speculation, token by token; differences must be ties.
+
+    Every token, behind a first difference too, must be the likeliest to the target itself, or tie with it, when the
+    answer is handed to it as a prompt. With --url alone that is what is asked.
+    """
+    flags = _flags(model, draft, draft_tokens, context_length, kv_cache_memory)
+    asked = {"count": prompts, "tokens": tokens, "tie_gap": tie_gap, "control": control or ""}
+    servers = _Servers(flags, profile, context.obj.rest, url=url, reference_url=reference_url, stock=stock)
+    _run(("lossless",), servers, asked, out, as_json=as_json)
+
+
+def distribution(
+    context: typer.Context,
+    model: Model = None,
+    url: Url = None,
+    draft: Draft = None,
+    draft_tokens: DraftTokens = None,
+    context_length: Context = CONTEXT,
+    kv_cache_memory: KvCache = None,
+    profile: Profile = None,
+    control: Control = None,
+    seeds: Seeds = 12,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Test with chi-square that tokens above temperature 0 are drawn from the target's own law, by their rank in it."""
+    flags = _flags(model, draft, draft_tokens, context_length, kv_cache_memory)
+    servers = _Servers(flags, profile, context.obj.rest, url=url)
+    _run(("distribution",), servers, {"seeds": seeds, "control": control or ""}, out, as_json=as_json)
+
+
+def controls(
+    context: typer.Context,
+    model: Model = None,
+    url: Url = None,
+    draft: Draft = None,
+    draft_tokens: DraftTokens = None,
+    context_length: Context = CONTEXT,
+    kv_cache_memory: KvCache = None,
+    profile: Profile = None,
+    tie_gap: TieGap = None,
+    prompts: Prompts = 6,
+    tokens: Tokens = 64,
+    seeds: Seeds = 12,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Plant every corruption in turn, and see that the gates turn red. A server must run with --allow-controls."""
+    flags = _flags(model, draft, draft_tokens, context_length, kv_cache_memory)
+    asked = {"count": prompts, "tokens": tokens, "seeds": seeds, "tie_gap": tie_gap}
+    servers = _Servers(flags, profile, context.obj.rest, url=url)
+    _run(("controls",), servers, asked, out, as_json=as_json)
+
+
+def every(
+    context: typer.Context,
+    model: Model = None,
+    url: Url = None,
+    reference_url: Reference = None,
+    stock: Stock = False,
+    draft: Draft = None,
+    draft_tokens: DraftTokens = None,
+    context_length: Context = CONTEXT,
+    kv_cache_memory: KvCache = None,
+    profile: Profile = None,
+    tie_gap: TieGap = None,
+    prompts: Prompts = 20,
+    tokens: Tokens = 64,
+    seeds: Seeds = 12,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Run every gate there is, and print one table."""
+    from thor_spec.gates.registry import GATES
+
+    flags = _flags(model, draft, draft_tokens, context_length, kv_cache_memory)
+    asked = {"count": prompts, "tokens": tokens, "seeds": seeds, "tie_gap": tie_gap}
+    servers = _Servers(flags, profile, context.obj.rest, url=url, reference_url=reference_url, stock=stock)
+    _run(tuple(GATES), servers, asked, out, as_json=as_json, title="all")
+
+
+def _flags(
+    model: str | None, draft: str | None, draft_tokens: int | None, context: int, kv_cache_memory: int | None
+) -> dict[str, Any]:
+    return {
+        "model": model,
+        "draft": draft,
+        "draft_tokens": draft_tokens,
+        "context": context,
+        "kv_cache_memory": kv_cache_memory,
+    }
+
+
+class _Servers:
+    """Which servers to judge, from the options of a command."""
+
+    def __init__(
+        self,
+        flags: dict[str, Any],
+        profile: Path | None,
+        rest: Sequence[str],
+        *,
+        url: str | None,
+        reference_url: str | None = None,
+        stock: bool = False,
+    ) -> None:
+        self.flags = flags
+        self.profile = profile
+        self.rest = tuple(rest)
+        self.url = url
+        self.reference_url = reference_url
+        self.stock = stock
+        given = [name for name in ("model", "draft", "draft_tokens", "kv_cache_memory") if flags[name] is not None]
+        if url and (given or rest or stock):
+            raise ConfigError(
+                f"--url names a running server; {', '.join(given) or '-- or --stock'} is for one to start."
+            )
+        if reference_url and not url:
+            raise ConfigError("--reference-url goes with --url; without it both servers are started here.")
+
+    def subject(self) -> "Subject":
+        """Return candidate and references."""
+        from thor_spec.gates.judging import Running, Subject
+
+        if self.url:
+            references = {"plain": Running(self.reference_url)} if self.reference_url else {}
+            return Subject(candidate=Running(self.url), references=references)
+        servers = {"plain": self.planned({"draft": "none", "draft_tokens": None})}
+        if self.stock:
+            servers["stock"] = self.planned({}, stock=True)
+        return Subject(candidate=self.planned({"allow_controls": True}), references=servers)
+
+    def planned(self, changes: dict[str, Any], *, stock: bool = False) -> "Planned":
+        """Return one engine to start: the same but for ``changes``."""
+        from thor_spec.cli.starting import planned
+        from thor_spec.serve.passthrough import mentions
+
+        # Ties are recognized by the spread of all logits; and states are kept in the same mode on both sides.
+        rest = self.rest
+        rest = rest if mentions(rest, "--max-logprobs") else (*rest, "--max-logprobs", "-1")
+        rest = rest if mentions(rest, "--enable-prefix-caching") else (*rest, "--no-enable-prefix-caching")
+        return planned({**self.flags, **changes, "vllm_args": rest}, self.profile, stock=stock)
+
+
+def _run(
+    names: tuple[str, ...],
+    servers: _Servers,
+    asked: dict[str, Any],
+    out: Path | None,
+    *,
+    as_json: bool,
+    title: str = "",
+) -> None:
+    from thor_spec import record
+    from thor_spec.gates.controls import KINDS
+    from thor_spec.gates.gate import Options
+    from thor_spec.gates.judging import judge
+    from thor_spec.gates.registry import named
+
+    gates = named(names)
+    if (control := asked.get("control")) and control not in KINDS:
+        raise ConfigError(f"--control {control} is not one of {', '.join(KINDS)}.")
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
+    verdicts = judge(gates, servers.subject(), Options(say=say, **asked))
+    result = {
+        "options": {**servers.flags, **asked, "url": servers.url, "vllm_args": list(servers.rest)},
+        "verdicts": [verdict.as_dict() for verdict in verdicts],
+        "passed": all(verdict.passed for verdict in verdicts),
+    }
+    path = record.write(f"verify-{title or names[0]}", result, folder=out)
+    print(json.dumps({**result, "record": str(path)}) if as_json else _table(verdicts, path))
+    _exit(verdicts)
+
+
+def _table(verdicts: "Sequence[Verdict]", path: Path) -> str:
+    return "\n".join([*(verdict.as_text() for verdict in verdicts), f"record {path}"])
+
+
+def _exit(verdicts: "Sequence[Verdict]") -> None:
+    if red := [verdict.gate for verdict in verdicts if not verdict.passed]:
+        raise GateError(f"{', '.join(red)} is red: these answers are not those of the model alone. See the record.")

@@ -1,0 +1,45 @@
+"""What a gate is to those who run several: a look at the candidate, perhaps at references, then a verdict."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from thor_spec.gates import prompts
+from thor_spec.gates.verdict import Verdict
+from thor_spec.serve.client import Server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How gates ask."""
+
+    count: int = prompts.COUNT
+    """Prompts of greedy gates."""
+    tokens: int = 64
+    """Tokens of each greedy answer."""
+    seeds: int = 12
+    """Answers drawn from each prompt."""
+    tie_gap: float | None = None
+    """Gap of two logits that counts as a tie; None: from the spread of the logits and the number of layers."""
+    control: str = ""
+    """A corruption to plant; the gate must turn red."""
+    references: tuple[str, ...] = ()
+    """Names of the servers that follow the candidate."""
+    say: Callable[[str], None] = lambda _: None
+    """Hears of progress."""
+
+
+class Gate(Protocol):
+    """One gate. What ``candidate`` returns goes through ``reference``, which may change it, to ``verdict``."""
+
+    name: str
+    wants_references: bool
+
+    def candidate(self, server: Server, options: Options) -> Any:
+        """Ask the server that is judged."""
+
+    def reference(self, name: str, server: Server, state: Any, options: Options) -> None:
+        """Ask a server that is trusted: ``plain`` speculates not at all, ``stock`` runs without our plugin."""
+
+    def verdict(self, state: Any, options: Options) -> Verdict:
+        """Conclude."""

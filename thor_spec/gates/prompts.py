@@ -1,0 +1,13 @@
+"""The prompts that gates ask, stored in the package so that a verdict can be repeated."""
+
+import functools
+import json
+from importlib import resources
+
+COUNT = 20
+
+
+@functools.cache
+def read() -> tuple[str, ...]:
+    """Return the prompts, ``COUNT`` of them."""
+    return tuple(json.loads(resources.files(__package__).joinpath("prompts.json").read_text(encoding="utf-8")))
