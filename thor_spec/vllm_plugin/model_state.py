@@ -4,10 +4,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from thor_spec.vllm_plugin import compat, cpu_verify, receipt
+from thor_spec.vllm_plugin.one_state import choice
 from thor_spec.vllm_plugin.options import PluginOptions
 from thor_spec.vllm_plugin.seam import has_gpu_build, version
 
 if TYPE_CHECKING:
+    import torch
+
     from thor_spec.vllm_plugin.acceptance import RequestRules
 
 _Default: Any = compat.DEFAULT_MODEL_STATE.resolve()
@@ -63,4 +66,38 @@ class ThorModelState(_Activated, _Default):
 
 
 class ThorHybridModelState(_Activated, _Hybrid):
-    """State of a hybrid Gated-DeltaNet target."""
+    """State of a hybrid Gated-DeltaNet target, with one recurrent state per sequence where that is chosen."""
+
+    def __init__(self, vllm_config: Any, model: Any, *args: Any) -> None:
+        super().__init__(vllm_config, model, *args)
+        self._steps: Any = None
+        with receipt.of_failure():
+            if choice.reconstructs(vllm_config):
+                from thor_spec.vllm_plugin.one_state.steps import Steps
+
+                self._steps = Steps(vllm_config, model, self.max_num_reqs)
+
+    def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
+        """Learn where states and block tables lie."""
+        super().initialize_kv_cache(kv_cache_config, block_tables)
+        if self._steps is not None:
+            self._steps.bind(kv_cache_config, block_tables)
+
+    def prepare_attn(self, input_batch: Any, *args: Any, for_capture: bool = False, **kwargs: Any) -> dict[str, Any]:
+        """Note which rows the coming forward pass verifies."""
+        metadata: dict[str, Any] = super().prepare_attn(input_batch, *args, for_capture=for_capture, **kwargs)
+        if self._steps is not None:
+            self._steps.prepared(input_batch, metadata, for_capture=for_capture)
+        return metadata
+
+    def postprocess_state(
+        self,
+        idx_mapping: "torch.Tensor",
+        num_sampled: "torch.Tensor | int",
+        num_computed_tokens: "torch.Tensor | None" = None,
+    ) -> None:
+        """Commit the step. For vLLM every row has then accepted one token: its state is the one in its slot."""
+        if self._steps is not None and num_computed_tokens is not None:
+            self._steps.commit(idx_mapping, num_computed_tokens)
+            num_sampled = 1
+        super().postprocess_state(idx_mapping, num_sampled, num_computed_tokens)

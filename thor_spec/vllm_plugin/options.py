@@ -11,6 +11,8 @@ NAME = "thor_spec"  # the plugin's name in VLLM_PLUGINS and its key in additiona
 REQUEST_KEYS = {"thor_spec_accept": "accept", "thor_spec_eps": "accept_eps", "thor_spec_delta": "accept_delta"}
 """How a request's own rule travels in ``vllm_xargs``, which take flat values only."""
 RunnerKernels = Literal["triton", "torch"]
+State = Literal["auto", "reconstruct", "snapshot"]
+GDNKernel = Literal["auto", "replay", "wy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +25,16 @@ class PluginOptions:
     """How drafts are taken, unless a request says otherwise; see ``dflash.acceptance``."""
     accept_eps: float = EPS
     accept_delta: float = DELTA
+    state: State = "auto"
+    """``reconstruct`` keeps one recurrent state per sequence, ``snapshot`` one per draft position as vLLM does;
+    ``auto`` reconstructs where nothing forbids it."""
+    gdn_kernel: GDNKernel = "auto"
+    """How drafts are verified on Gated-DeltaNet layers with ``reconstruct``; see ``kernels.gdn_verify``."""
 
     def __post_init__(self) -> None:
-        if self.runner_kernels not in get_args(RunnerKernels):
-            raise ConfigError(
-                f"thor_spec.runner_kernels={self.runner_kernels!r} is not one of {', '.join(get_args(RunnerKernels))}."
-            )
+        for name, known in (("runner_kernels", RunnerKernels), ("state", State), ("gdn_kernel", GDNKernel)):
+            if (value := getattr(self, name)) not in get_args(known):
+                raise ConfigError(f"thor_spec.{name}={value!r} is not one of {', '.join(get_args(known))}.")
 
         self.acceptance  # noqa: B018  # checks the three
 

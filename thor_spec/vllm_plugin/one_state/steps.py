@@ -1,0 +1,77 @@
+"""What happens between the forward pass of a step and the next: accepted tokens are folded into the states.
+
+Shapes: R rows of the batch, S request slots.
+"""
+
+import logging
+from typing import Any
+
+import torch
+
+from thor_spec.errors import ConfigError
+from thor_spec.vllm_plugin.one_state.native import NativeCommit
+from thor_spec.vllm_plugin.one_state.recorded import RecordCommit
+
+_log = logging.getLogger("vllm.thor_spec")
+
+
+class Steps:
+    """Which rows a step verifies, and its commit, for one engine."""
+
+    def __init__(self, vllm_config: Any, model: Any, rows: int) -> None:
+        from thor_spec.vllm_plugin.one_state.layer import ReconstructedGDN
+
+        self._vllm_config = vllm_config
+        self._rows = rows
+        self._layers = [layer for layer in model.modules() if isinstance(layer, ReconstructedGDN)]
+        if not self._layers:
+            raise ConfigError(
+                "This model has no Gated-DeltaNet layer that can keep one state per sequence. Use --state snapshot."
+            )
+        self.scratch_bytes: int = sum(layer.scratch.bytes for layer in self._layers)
+        self._pending: tuple[Any, torch.Tensor] | None = None
+
+    def bind(self, kv_cache_config: Any, block_tables: Any) -> None:
+        """Take the addresses of what a commit works on: caches, scratch and block tables stay where they are."""
+        self._block_size = 0
+        if self._vllm_config.cache_config.mamba_cache_mode == "align":
+            self._block_size = self._vllm_config.cache_config.mamba_block_size
+        by_name = {layer.prefix: layer for layer in self._layers}
+        layers: list[Any] = []
+        groups: list[int] = []
+        tables: list[torch.Tensor] = []
+        for group, table in zip(kv_cache_config.kv_cache_groups, block_tables.block_tables, strict=True):
+            if ours := [by_name[name] for name in group.layer_names if name in by_name]:
+                layers += ours
+                groups += [len(tables)] * len(ours)
+                tables.append(table.gpu)
+        kind = NativeCommit if self._layers[0].variant == "native" else RecordCommit
+        self._commit = kind(layers, groups, tables, self._rows)
+        _log.info(
+            "One recurrent state per sequence: %d layers, K = %d, %s kernel. A sequence's states take %.2f MiB; "
+            "scratch for %d sequences takes %.2f MiB.",
+            len(layers), layers[0].nodes - 1, layers[0].variant,
+            sum(layer.state[0].nbytes + layer.window[0].nbytes for layer in layers) / 2**20,
+            self._rows, self.scratch_bytes / 2**20,
+        )  # fmt: skip
+
+    def prepared(self, input_batch: Any, attn_metadata: dict[str, Any], *, for_capture: bool) -> None:
+        """Note which rows the coming forward pass verifies."""
+        self._pending = None
+        verified = attn_metadata[self._layers[0].prefix].spec_sequence_masks
+        if verified is not None and not for_capture:
+            self._pending = input_batch, verified
+
+    def commit(self, idx_mapping: torch.Tensor, computed: torch.Tensor) -> None:
+        """Fold what the step's rows have gained into their states, and forget the rest.
+
+        Args:
+            idx_mapping: request slot of each row [R].
+            computed: tokens that hold, after the step, by request slot [S].
+        """
+        if self._pending is None:
+            return
+        (batch, verified), self._pending = self._pending, None
+        self._commit.commit(
+            idx_mapping, verified, batch.seq_lens, batch.query_start_loc, computed, block_size=self._block_size
+        )
