@@ -42,6 +42,11 @@ class ServeConfig:
     """Threshold of relaxed rules, a probability; None takes 0.09."""
     accept_delta: float | None = None
     """Factor of the threshold of ``typical``; None takes 0.3."""
+    state: str | None = None
+    """Recurrent states kept per sequence when drafts are verified: ``reconstruct``, one, or ``snapshot``, one per draft
+    position; None takes one where nothing forbids it."""
+    gdn_kernel: str | None = None
+    """How drafts are verified on Gated-DeltaNet layers with one state: ``replay``, ``wy``, or ``auto`` (None)."""
     canary: CanarySet | None = None
     """``quick`` or ``full``: what the engine must answer before READY; None takes full on a GPU, quick without."""
     acceptance_floor: float | None = None
@@ -65,6 +70,11 @@ class ServeConfig:
             raise ConfigError(f"--port {self.port} is not a port. Take one in 1..65535.")
         if self.canary is not None and self.canary not in get_args(CanarySet):
             raise ConfigError(f"--canary {self.canary} is not one of {', '.join(get_args(CanarySet))}.")
+        for name, known in (("state", ("reconstruct", "snapshot")), ("gdn_kernel", ("auto", "replay", "wy"))):
+            if (given := getattr(self, name)) is not None and given not in known:
+                raise ConfigError(f"--{name.replace('_', '-')} {given} is not one of {', '.join(known)}.")
+        if self.state == "snapshot" and self.gdn_kernel is not None:
+            raise ConfigError("--gdn-kernel has no meaning with --state snapshot. Leave one of them out.")
         if self.acceptance_floor is not None and self.acceptance_floor < 1:
             raise ConfigError(
                 f"--acceptance-floor {self.acceptance_floor:g} must be at least 1: each verify step emits a token."
@@ -156,6 +166,8 @@ _PROFILE_TYPES: dict[str, type] = {
     "accept": str,
     "accept_eps": float,
     "accept_delta": float,
+    "state": str,
+    "gdn_kernel": str,
     "canary": str,
     "acceptance_floor": float,
     "golden": str,

@@ -17,7 +17,7 @@ from thor_spec.kernels.conv_tree import kernel as conv
 from thor_spec.kernels.gdn_commit import kernel as single
 from thor_spec.kernels.gdn_common.record import Record
 from thor_spec.kernels.state_commit import kernel, reference
-from thor_spec.kernels.state_commit.plan import Layer, Layers, Plan
+from thor_spec.kernels.state_commit.plan import Layer, Layers, Plan, Step
 
 H, HV, D, TAPS, N, ROWS, COLUMNS = 1, 2, 16, 4, 6, 5, 8
 BLOCKS = 8 * COLUMNS + 4
@@ -52,8 +52,8 @@ def copy_of(layer: Layer) -> Layer:
     return replace(layer, state=layer.state.clone(), window=window)
 
 
-def a_step(seed: int, device: str, block_size: int) -> dict[str, Any]:
-    """Arguments of the plan for a batch with a padding row, a row that verified nothing, and any lengths."""
+def a_step(seed: int, device: str, block_size: int) -> tuple[Step, list[torch.Tensor]]:
+    """A batch with a row of nobody, rows that verified nothing, and any lengths; and its block tables."""
     rng = random.Random(seed)
     slots = rng.sample(range(8), ROWS)
     queries = [rng.randint(1, N) for _ in range(ROWS)]
@@ -71,18 +71,18 @@ def a_step(seed: int, device: str, block_size: int) -> dict[str, Any]:
     starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
     seq_lens = torch.tensor([a + b for a, b in zip(before, queries, strict=True)], dtype=torch.int32)
     given = {"idx_mapping": idx, "verified": verified, "seq_lens": seq_lens, "query_start_loc": starts}
-    return {**{k: v.to(device) for k, v in given.items()}, "computed": computed.to(device), "tables": tables}
+    return Step(**{name: x.to(device) for name, x in {**given, "computed": computed}.items()}), tables
 
 
-def planned(module: Any, step: dict[str, Any], device: str, block_size: int) -> Plan:
+def planned(module: Any, of: tuple[Step, list[torch.Tensor]], device: str, block_size: int) -> Plan:
     plan = Plan.allocate(groups=2, rows=ROWS + 2, device=device)
     for buffer in (plan.accepted, plan.cut, plan.slots, plan.cut_slots):
         buffer.fill_(77)
-    if module is not reference:
-        step = {**step, "tables": kernel.table_of(step["tables"])}
-        module.plan_commit(plan, **step, stride=COLUMNS, block_size=block_size)
+    step, tables = of
+    if module is reference:
+        module.plan_commit(plan, step, tables, block_size=block_size)
     else:
-        module.plan_commit(plan, **step, block_size=block_size)
+        module.plan_commit(plan, step, kernel.table_of(tables), stride=COLUMNS, block_size=block_size)
     return plan
 
 
@@ -179,5 +179,4 @@ def test_layers_of_other_shapes_are_refused() -> None:
 def test_a_fault_is_seen(old: str, new: str, tmp_path: Path) -> None:
     broken = mutant(kernel, old, new, tmp_path)
     with pytest.raises(AssertionError):
-        for seed in range(6):
-            check(broken, seed, "cpu")
+        sum(check(broken, seed, "cpu") for seed in range(6))

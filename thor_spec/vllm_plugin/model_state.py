@@ -1,5 +1,6 @@
 """Our per-request model state in vLLM's V2 runner: the place from which every runner hook is reached."""
 
+import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -32,16 +33,15 @@ class _Activated:
                 from thor_spec.vllm_plugin import runner_kernels
 
                 replaced = runner_kernels.replace()
-        receipt.leave(
-            receipt.Receipt(
-                pid=os.getpid(),
-                state="engine",
-                vllm=version(),
-                model_state=type(self).__name__,
-                runner_kernels=self.options.runner_kernels,
-                replaced_kernels=replaced,
-            )
+        self._receipt = receipt.Receipt(
+            pid=os.getpid(),
+            state="engine",
+            vllm=version(),
+            model_state=type(self).__name__,
+            runner_kernels=self.options.runner_kernels,
+            replaced_kernels=replaced,
         )
+        receipt.leave(self._receipt)
 
     def custom_sampler(self, sampler: Any) -> tuple[Any, Any] | None:
         """Put the rejection sampler that knows relaxed rules in the place of vLLM's."""
@@ -81,7 +81,10 @@ class ThorHybridModelState(_Activated, _Hybrid):
         """Learn where states and block tables lie."""
         super().initialize_kv_cache(kv_cache_config, block_tables)
         if self._steps is not None:
-            self._steps.bind(kv_cache_config, block_tables)
+            with receipt.of_failure():
+                self._steps.bind(kv_cache_config, block_tables)
+        described = self._steps.described if self._steps is not None else choice.described(self.vllm_config)
+        receipt.leave(dataclasses.replace(self._receipt, recurrent_state=described))
 
     def prepare_attn(self, input_batch: Any, *args: Any, for_capture: bool = False, **kwargs: Any) -> dict[str, Any]:
         """Note which rows the coming forward pass verifies."""

@@ -9,7 +9,7 @@ import triton.language as tl
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.gdn_common.kernel import fold_rows
 from thor_spec.kernels.gdn_verify.tiles import Tiles, commit_tiles, processors
-from thor_spec.kernels.state_commit.plan import ADDRESSES, Layers, Plan
+from thor_spec.kernels.state_commit.plan import ADDRESSES, Layers, Plan, Step
 
 BLOCK = 256
 _COLUMNS = len(ADDRESSES)
@@ -130,29 +130,17 @@ def table_of(tables: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.tensor([table.data_ptr() for table in tables], dtype=torch.int64).to(tables[0].device)
 
 
-def plan_commit(
-    plan: Plan,
-    idx_mapping: torch.Tensor,
-    verified: torch.Tensor,
-    seq_lens: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    computed: torch.Tensor,
-    tables: torch.Tensor,
-    *,
-    stride: int,
-    block_size: int,
-) -> None:
+def plan_commit(plan: Plan, step: Step, tables: torch.Tensor, *, stride: int, block_size: int) -> None:
     """Write the plan; see ``reference.plan_commit``.
 
     Args:
         tables: from ``table_of``; the tables must stay where they are.
         stride: entries from one request slot to the next in each of them.
     """
-    rows = idx_mapping.numel()
-    _plan[(triton.cdiv(rows, 64),)](
-        plan.accepted, plan.cut, plan.slots, plan.cut_slots, idx_mapping, verified, seq_lens, query_start_loc, computed,
-        tables, rows, PLAN_STRIDE=plan.slots.stride(0), TABLE_STRIDE=stride, GROUPS=tables.numel(),
-        BLOCK_SIZE=block_size, BR=64, num_warps=1,
+    _plan[(triton.cdiv(step.rows, 64),)](
+        plan.accepted, plan.cut, plan.slots, plan.cut_slots, step.idx_mapping, step.verified, step.seq_lens,
+        step.query_start_loc, step.computed, tables, step.rows, PLAN_STRIDE=plan.slots.stride(0), TABLE_STRIDE=stride,
+        GROUPS=tables.numel(), BLOCK_SIZE=block_size, BR=64, num_warps=1,
     )  # fmt: skip
 
 

@@ -50,9 +50,7 @@ class Layers:
             if layer.record.pending is not None or layer.record.per_channel or not layer.inputs.is_contiguous():
                 raise ConfigError("Commits of all layers need records without pending rows and adjacent inputs.")
             check_state(layer.state, *layer.state.shape[1:])
-            check_record(
-                layer.record, layer.state, layer.record.k.shape[2], layer.state.shape[3], layer.record.k.dtype
-            )
+            check_record(layer.record, layer.state, layer.record.k.shape[2], layer.state.shape[3], layer.record.k.dtype)
             r = layer.record
             tensors = (layer.state, r.k, r.k_scale, r.u, r.log_decay, layer.window, layer.inputs)
             rows.append([*(tensor.data_ptr() for tensor in tensors), layer.group])
@@ -64,6 +62,27 @@ def _shape(layer: Layer) -> tuple[object, ...]:
     record = layer.record
     tensors = (layer.state, layer.window, layer.inputs, record.k, record.u)
     return tuple((tensor.dtype, tensor.shape[1:], tensor.stride()) for tensor in tensors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of the engine, as far as a commit must know it; tensors of the device."""
+
+    idx_mapping: torch.Tensor
+    """Request slot of each row [R]; negative: none."""
+    verified: torch.Tensor
+    """Whether the row's tokens were verified, and so are not yet in its state [R or more], bool."""
+    seq_lens: torch.Tensor
+    """Tokens of the sequence with everything that was scheduled [R or more]."""
+    query_start_loc: torch.Tensor
+    """First scheduled token of each row [R + 1 or more]."""
+    computed: torch.Tensor
+    """Tokens of the sequence that hold, after the step, by request slot [S]."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch."""
+        return int(self.idx_mapping.numel())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,44 +6,29 @@ import torch
 
 from thor_spec.kernels.conv_tree.reference import conv_commit
 from thor_spec.kernels.gdn_verify.reference import advance
-from thor_spec.kernels.state_commit.plan import Layers, Plan
+from thor_spec.kernels.state_commit.plan import Layers, Plan, Step
 
 
-def plan_commit(
-    plan: Plan,
-    idx_mapping: torch.Tensor,
-    verified: torch.Tensor,
-    seq_lens: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    computed: torch.Tensor,
-    tables: Sequence[torch.Tensor],
-    *,
-    block_size: int,
-) -> None:
+def plan_commit(plan: Plan, step: Step, tables: Sequence[torch.Tensor], *, block_size: int) -> None:
     """Write, per row, how many tokens its sequence has gained, and where its states lie.
 
     Args:
         plan: gets the first R entries of each buffer.
-        idx_mapping: request slot of each row [R]; negative: none.
-        verified: whether the row's tokens were verified, and so are not yet in its state [R], bool.
-        seq_lens: tokens of the sequence with everything that was scheduled [R].
-        query_start_loc: first scheduled token of each row [R + 1].
-        computed: tokens of the sequence that hold, after the step, by request slot [S].
         tables: block table of each group [S, columns], by request slot.
         block_size: tokens per block; 0: a sequence has one block. With blocks the state lies in the one of the last
             scheduled token, and the state at a boundary belongs into the one before the boundary.
 
     A boundary that is reached exactly is not cut: the state there is the one that is left.
     """
-    for r, slot in enumerate(idx_mapping.tolist()):
+    for r, slot in enumerate(step.idx_mapping.tolist()):
         plan.accepted[r] = plan.cut[r] = 0
         plan.slots[:, r] = plan.cut_slots[:, r] = 0
-        if slot < 0 or not bool(verified[r]):
+        if slot < 0 or not bool(step.verified[r]):
             continue
-        before = int(seq_lens[r]) - int(query_start_loc[r + 1] - query_start_loc[r])
-        after = int(computed[slot])
+        before = int(step.seq_lens[r] - step.query_start_loc[r + 1] + step.query_start_loc[r])
+        after = int(step.computed[slot])
         accepted = plan.accepted[r] = max(after - before, 0)
-        column = max(int(seq_lens[r]) - 1, 0) // block_size if block_size else 0
+        column = max(int(step.seq_lens[r]) - 1, 0) // block_size if block_size else 0
         boundary = after // block_size * block_size if block_size else 0
         cut = boundary - before if before < boundary < after else 0
         plan.cut[r] = cut

@@ -69,6 +69,13 @@ def kernel(vllm_config: Any) -> Kernel:
     return "replay" if has_gpu_build() else "native"
 
 
+def described(vllm_config: Any) -> str:
+    """Return, for READY, what vLLM's own states are per sequence."""
+    speculation = vllm_config.speculative_config
+    drafts = speculation.num_speculative_tokens if speculation else 0
+    return f"{drafts + 1} per sequence (snapshot)" if drafts else "one per sequence"
+
+
 def without_speculation(vllm_config: Any) -> Any:
     """Return the configuration as it looks to what computes the shape of a state: one state, and its window."""
     return _Plain(vllm_config) if reconstructs(vllm_config) else vllm_config

@@ -38,18 +38,15 @@ class ReconstructedGDN(_Stock):
         self.gdn_decode_kernel = "triton"
         self.enable_fused_gdn_spec_decode = False
         self.variant = choice.kernel(vllm_config)
-        self.nodes = 1 + int(self.num_spec)
+        self.nodes = 1 + int(vllm_config.num_speculative_tokens)
         scratch = NativeScratch if self.variant == "native" else RecordScratch
         # Allocated with the weights, and so counted before vLLM sizes its cache.
         self.scratch = scratch(self, vllm_config.scheduler_config.max_num_seqs)
 
     def get_state_shape(self) -> Any:
         """Return the shapes of the window, kernel - 1 wide, and of the state."""
-        drafts, self.num_spec = self.num_spec, 0
-        try:
-            return super().get_state_shape()
-        finally:
-            self.num_spec = drafts
+        self.num_spec = 0  # nothing else reads it
+        return super().get_state_shape()
 
     def get_kv_cache_spec(self, vllm_config: Any) -> Any:
         """Return vLLM's, without blocks for draft positions."""
@@ -120,16 +117,16 @@ class ReconstructedGDN(_Stock):
 
 def _without_verified(metadata: OneStateMetadata) -> OneStateMetadata:
     """Return the metadata of the other rows, as of a batch of their own."""
-    return dataclasses.replace(
-        metadata,
-        num_spec_decodes=0,
-        num_spec_decode_tokens=0,
-        num_actual_tokens=metadata.num_prefill_tokens,
-        spec_query_start_loc=None,
-        spec_state_indices_tensor=None,
-        spec_sequence_masks=None,
-        spec_sequence_masks_cpu=None,
-        spec_token_indx=None,
-        non_spec_token_indx=None,
-        num_accepted_tokens=None,
-    )
+    changes = {
+        "num_spec_decodes": 0,
+        "num_spec_decode_tokens": 0,
+        "num_actual_tokens": metadata.num_prefill_tokens,
+        "spec_query_start_loc": None,
+        "spec_state_indices_tensor": None,
+        "spec_sequence_masks": None,
+        "spec_sequence_masks_cpu": None,
+        "spec_token_indx": None,
+        "non_spec_token_indx": None,
+        "num_accepted_tokens": None,
+    }
+    return dataclasses.replace(metadata, **changes)

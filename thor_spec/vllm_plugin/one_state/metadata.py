@@ -45,8 +45,9 @@ class OneStateBuilder(_Builder):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         # vLLM's has K + 1 columns, into which one column would broadcast silently.
-        self.spec_state_indices_tensor = self.spec_state_indices_tensor[:, :1].contiguous()
-        self._places = torch.arange(len(self.spec_state_indices_tensor), dtype=torch.int32, device=device)
+        most = len(self.num_accepted_tokens)
+        self.spec_state_indices_tensor = torch.empty(most, 1, dtype=torch.int32, device=device)
+        self._places = torch.arange(most, dtype=torch.int32, device=device)
         # Only vLLM's exact class gets these: the same metadata for all groups, with their own slots.
         self.supports_update_block_table = vllm_config.use_v2_model_runner and device.type == "cuda"
         if self.supports_update_block_table:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from thor_spec.kernels.state_commit import reference
-from thor_spec.kernels.state_commit.plan import Plan
+from thor_spec.kernels.state_commit.plan import Plan, Step
 from thor_spec.vllm_plugin import compat
 
 
@@ -29,7 +29,7 @@ class NativeScratch:
     @property
     def bytes(self) -> int:
         """Bytes for the largest batch."""
-        return self.states.nbytes + self.windows.nbytes
+        return int(self.states.nbytes + self.windows.nbytes)
 
     def verify(self, layer: Any, x: torch.Tensor, b: torch.Tensor, a: torch.Tensor, out: torch.Tensor, on: Any) -> None:
         """Write the outputs of verified rows, one after another; states and windows stay as they are."""
@@ -58,10 +58,10 @@ class NativeCommit:
         self._layers, self._groups, self._tables = layers, groups, tables
         self._plan = Plan.allocate(groups=len(tables), rows=rows, device="cpu")
 
-    def commit(self, *step: torch.Tensor, block_size: int) -> None:
-        """Copy what the step's rows have gained; ``step`` is as ``plan_commit`` takes it."""
-        plan, rows = self._plan, step[0].numel()
-        reference.plan_commit(plan, *step, self._tables, block_size=block_size)
+    def commit(self, step: Step, *, block_size: int) -> None:
+        """Copy what the step's rows have gained; ``block_size`` as in ``plan_commit``."""
+        plan, rows = self._plan, step.rows
+        reference.plan_commit(plan, step, self._tables, block_size=block_size)
         for layer, group in zip(self._layers, self._groups, strict=True):
             kept = layer.conv_kernel_size - 1
             for slots, counts in ((plan.cut_slots, plan.cut), (plan.slots, plan.accepted)):

@@ -12,7 +12,7 @@ from thor_spec.kernels.conv_tree.kernel import conv_tree
 from thor_spec.kernels.gdn_common.record import Record
 from thor_spec.kernels.gdn_verify.kernel import gdn_verify
 from thor_spec.kernels.state_commit import kernel
-from thor_spec.kernels.state_commit.plan import Layer, Layers, Plan
+from thor_spec.kernels.state_commit.plan import Layer, Layers, Plan, Step
 from thor_spec.vllm_plugin.one_state import cpu
 
 
@@ -31,7 +31,7 @@ class RecordScratch:
     @property
     def bytes(self) -> int:
         """Bytes for the largest batch."""
-        return len(self.inputs) * self.record.bytes_per_slot + self.inputs.nbytes
+        return len(self.inputs) * self.record.bytes_per_slot + int(self.inputs.nbytes)
 
     def verify(self, layer: Any, x: torch.Tensor, b: torch.Tensor, a: torch.Tensor, out: torch.Tensor, on: Any) -> None:
         """Write the outputs of verified rows, one after another; states and windows stay as they are."""
@@ -65,9 +65,8 @@ class RecordCommit:
         self._stride = tables[0].stride(0)
         self._plan = Plan.allocate(groups=len(tables), rows=rows, device=tables[0].device)
 
-    def commit(self, *step: torch.Tensor, block_size: int) -> None:
-        """Fold what the step's rows have gained into their states; ``step`` is as ``plan_commit`` takes it."""
-        rows = step[0].numel()
-        kernel.plan_commit(self._plan, *step, self._tables, stride=self._stride, block_size=block_size)
-        kernel.commit_states(self._layers, self._plan, rows=rows)
-        kernel.commit_windows(self._layers, self._plan, rows=rows)
+    def commit(self, step: Step, *, block_size: int) -> None:
+        """Fold what the step's rows have gained into their states; ``block_size`` as in ``plan_commit``."""
+        kernel.plan_commit(self._plan, step, self._tables, stride=self._stride, block_size=block_size)
+        kernel.commit_states(self._layers, self._plan, rows=step.rows)
+        kernel.commit_windows(self._layers, self._plan, rows=step.rows)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from thor_spec.errors import ConfigError
+from thor_spec.kernels.state_commit.plan import Step
 from thor_spec.vllm_plugin.one_state.native import NativeCommit
 from thor_spec.vllm_plugin.one_state.recorded import RecordCommit
 
@@ -29,6 +30,8 @@ class Steps:
                 "This model has no Gated-DeltaNet layer that can keep one state per sequence. Use --state snapshot."
             )
         self.scratch_bytes: int = sum(layer.scratch.bytes for layer in self._layers)
+        self.described = ""
+        """What a sequence keeps, in words, once memory is bound."""
         self._pending: tuple[Any, torch.Tensor] | None = None
 
     def bind(self, kv_cache_config: Any, block_tables: Any) -> None:
@@ -47,13 +50,12 @@ class Steps:
                 tables.append(table.gpu)
         kind = NativeCommit if self._layers[0].variant == "native" else RecordCommit
         self._commit = kind(layers, groups, tables, self._rows)
-        _log.info(
-            "One recurrent state per sequence: %d layers, K = %d, %s kernel. A sequence's states take %.2f MiB; "
-            "scratch for %d sequences takes %.2f MiB.",
-            len(layers), layers[0].nodes - 1, layers[0].variant,
-            sum(layer.state[0].nbytes + layer.window[0].nbytes for layer in layers) / 2**20,
-            self._rows, self.scratch_bytes / 2**20,
-        )  # fmt: skip
+        kept = sum(layer.state[0].nbytes + layer.window[0].nbytes for layer in layers)
+        self.described = (
+            f"one per sequence of {kept / 2**20:.2f} MiB (reconstruct, {layers[0].variant}); scratch for {self._rows} "
+            f"sequences {self.scratch_bytes / 2**20:.1f} MiB"
+        )
+        _log.info("Recurrent states of %d layers: %s.", len(layers), self.described)
 
     def prepared(self, input_batch: Any, attn_metadata: dict[str, Any], *, for_capture: bool) -> None:
         """Note which rows the coming forward pass verifies."""
@@ -72,6 +74,11 @@ class Steps:
         if self._pending is None:
             return
         (batch, verified), self._pending = self._pending, None
-        self._commit.commit(
-            idx_mapping, verified, batch.seq_lens, batch.query_start_loc, computed, block_size=self._block_size
+        step = Step(
+            idx_mapping=idx_mapping,
+            verified=verified,
+            seq_lens=batch.seq_lens,
+            query_start_loc=batch.query_start_loc,
+            computed=computed,
         )
+        self._commit.commit(step, block_size=self._block_size)

@@ -1,7 +1,7 @@
 """Replacements for ``vllm.v1.worker.mamba_utils``: recurrent states follow their sequences across cache blocks.
 
-Shapes: R requests in the batch, S slots of request state, L tensors of state (two per Gated-DeltaNet layer), G groups of
-block tables. State tensors and block tables are given by address; a table is int32 [S, columns].
+Shapes: S slots of request state. State tensors, two per Gated-DeltaNet layer, and the block tables of each group, int32
+[S, columns], are given by address.
 """
 # ruff: noqa: ARG001 - the parameters are the kernels', by which vLLM passes the arguments
 
