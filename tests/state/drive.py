@@ -1,9 +1,10 @@
 """Runs schedules on engines in this process, and prints what came out as JSON. See ``test_engine``.
 
-    python -m tests.state.drive '[{"state": "snapshot", ...}, ...]'
+python -m tests.state.drive '[{"state": "snapshot", ...}, ...]'
 """
 
 import gc
+import importlib
 import json
 import os
 import sys
@@ -20,7 +21,66 @@ ENVIRONMENT = {
 
 def main() -> None:
     os.environ.update(ENVIRONMENT)
-    print(json.dumps([run(case) for case in json.loads(sys.argv[1])]))
+    print(json.dumps([(generate if "requests" in case else run)(case) for case in json.loads(sys.argv[1])]))
+    sys.stdout.flush()
+    os._exit(0)  # engines that were broken on purpose do not end in good order
+
+
+def additional(options: dict[str, Any]) -> dict[str, Any]:
+    """Return what the plugin and vLLM are told on this machine."""
+    from thor_spec.vllm_plugin import seam
+
+    if seam.has_gpu_build():
+        return {"thor_spec": options, "gdn_prefill_backend": "triton"}
+    return {"thor_spec": {"runner_kernels": "torch", **options}}
+
+
+def generate(case: dict[str, Any]) -> dict[str, Any]:
+    """Build an engine as users do, and let it answer ``requests`` prompts at once; return the tokens."""
+    import random
+
+    from vllm import LLM, SamplingParams
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    from tests.state.schedule import TOKENS
+
+    llm = LLM(
+        case["target"],
+        max_model_len=1024,
+        max_num_seqs=8,
+        enable_prefix_caching=case["caching"],
+        gpu_memory_utilization=0.3,
+        seed=0,
+        skip_tokenizer_init=True,
+        disable_log_stats=False,
+        tensor_parallel_size=case.get("tp", 1),
+        speculative_config={
+            "method": "dflash",
+            "model": case["drafter"],
+            "num_speculative_tokens": case["drafts"],
+        },
+        additional_config=additional(case["options"]),
+    )
+    rng = random.Random(case["seed"])
+    prompts: list[Any] = []
+    params = []
+    for i in range(case["requests"]):
+        start, length = rng.randrange(len(TOKENS)), rng.randint(1, 600)
+        prompts.append({"prompt_token_ids": (TOKENS * 2)[start : start + length]})
+        params.append(
+            SamplingParams(temperature=(0.0, 0.8)[i % 2], seed=i, max_tokens=rng.randint(8, 96), ignore_eos=True,
+                           logprobs=2, detokenize=False)
+        )  # fmt: skip
+    outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+    accepted = sum(m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_accepted_tokens")
+    del llm
+    cleanup_dist_env_and_memory()
+    gc.collect()
+    return {
+        "tokens": [list(output.token_ids) for output in outputs],
+        "logprobs": [[sorted((t, e.logprob) for t, e in place.items()) for place in o.logprobs] for o in outputs],
+        "accepted": accepted,
+    }
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
@@ -29,15 +89,24 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    from tests.state import schedule, watch
+    from tests.state import faults, schedule, watch
 
     drafts, caching = case["drafts"], case["caching"]
+    if case.get("interpreted_snapshots"):
+        from thor_spec.vllm_plugin import compat
+        from thor_spec.vllm_plugin.one_state import choice
+
+        compat.OOT_LAYERS.resolve()[choice.LAYER] = importlib.import_module(
+            "tests.state.snapshots"
+        ).InterpretedSnapshots
     llm = LLM(
         case["target"],
         max_model_len=case.get("context", 1024),
         max_num_seqs=8,
         max_num_batched_tokens=case["budget"],
-        enforce_eager=True,
+        enforce_eager=case.get("eager", True),
+        async_scheduling=False,  # what happens between steps must see the step
+        tensor_parallel_size=case.get("tp", 1),
         kv_cache_memory_bytes=case["cache_bytes"],
         enable_prefix_caching=caching,
         seed=0,
@@ -48,7 +117,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             "num_speculative_tokens": drafts,
             **case.get("speculation", {}),
         },
-        additional_config={"thor_spec": {"runner_kernels": "torch", **case["options"]}},
+        additional_config=additional(case["options"]),
     )
     engine = llm.llm_engine
     core = engine.engine_core.engine_core
@@ -62,14 +131,23 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         longest_answer=case["longest_answer"],
         block_size=block,
     )
-    digests = watch.Digests(runner)
-    recurrence = watch.Recurrence(runner) if case.get("recurrence") else None
-    poison = watch.Poison(runner, core.scheduler) if case.get("poison") else None
-    ran = schedule.run(engine, plan, poison or (lambda: None))
+    if case.get("fault"):
+        faults.plant(case["fault"], runner)
+    digests = watch.Digests(runner) if not case.get("fault") else None
+    recurrence = watch.Recurrence(runner) if case.get("watched") else None
+    poison = watch.Poison(runner, core.scheduler) if case.get("watched") else None
+    seen = ""
+    try:
+        ran = schedule.run(engine, plan, poison or (lambda: None))
+    except AssertionError as error:
+        if not case.get("fault"):
+            raise
+        ran, seen = schedule.Ran(), str(error)
     result = {
+        "seen": seen,
         "tokens": ran.tokens,
         "logprobs": ran.logprobs,
-        "states": digests.found,
+        "states": digests.found if digests else {},
         "counts": dict(ran.counts),
         "drafts": dict(ran.drafts),
         "rows": dict(ran.rows),
@@ -81,6 +159,9 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         "layers": type(watch.gdn_layers(runner)[0]).__name__,
     }
     del llm, engine, core, runner, digests, recurrence, poison
+    if case.get("interpreted_snapshots"):
+        del compat.OOT_LAYERS.resolve()[choice.LAYER]
+    faults.mend()
     cleanup_dist_env_and_memory()
     gc.collect()
     torch._dynamo.reset()

@@ -54,9 +54,9 @@ def run(engine: Any, schedule: Schedule, after_step: Callable[[], None] = lambda
         waiting = len(scheduler.waiting)
         running = list(scheduler.running)
         if number < schedule.steps:
-            if number % 40 == 0:
+            if number % 30 == 0:
                 load = rng.randint(1, 8)
-            if waiting == 0 and len(running) < load and rng.random() < 0.6:
+            for _ in range(min(rng.randint(0, 3), load - len(running) - waiting)):
                 name = f"r{ran.counts['requests']:03d}"
                 prompts[name] = _prompt(rng, schedule, finished)
                 engine.add_request(name, {"prompt_token_ids": prompts[name]}, _sampling(rng, schedule))
@@ -93,13 +93,16 @@ def run(engine: Any, schedule: Schedule, after_step: Callable[[], None] = lambda
 
 
 def _prompt(rng: random.Random, schedule: Schedule, finished: list[list[int]]) -> list[int]:
-    if schedule.block_size and finished and rng.random() < 0.5:
-        whole = rng.choice(finished[-12:])  # what was written while decoding is read again
-        if len(whole) + schedule.longest_answer < 3 * schedule.block_size:
-            return whole + [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 4))]
+    block = schedule.block_size
+    read_again = [whole for whole in finished[-16:] if block and block < len(whole) < 2 * block]
+    if read_again and rng.random() < 0.5:
+        # What was written while decoding is read again, by a prompt of two blocks: of what it finds, vLLM 0.32 leaves
+        # out the last block.
+        whole = rng.choice(read_again)
+        return whole + [rng.randrange(VOCABULARY) for _ in range(2 * block + rng.randint(1, 9) - len(whole))]
     length = rng.randint(1, schedule.longest_prompt)
-    if schedule.block_size and rng.random() < 0.7:
-        length = max(1, schedule.block_size * rng.randint(1, 2) - rng.randint(-3, schedule.longest_answer))
+    if block and rng.random() < 0.7:
+        length = block - rng.randint(-1, schedule.longest_answer)
     start = rng.randrange(len(TOKENS))
     return (TOKENS[start:] + TOKENS * (1 + length // len(TOKENS)))[:length]
 

@@ -29,7 +29,9 @@ class Committed:
         self._state = runner.model_state
         groups = runner.kv_cache_config.kv_cache_groups
         self._tables = {
-            name: runner.block_tables.block_tables[g].gpu for g, group in enumerate(groups) for name in group.layer_names
+            name: runner.block_tables.block_tables[g].gpu
+            for g, group in enumerate(groups)
+            for name in group.layer_names
         }
 
     def of(self, layer: Any, slot: int) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -60,8 +62,8 @@ class Digests:
                 digest = hashlib.sha256()
                 for layer in self._committed.layers:
                     window, kept, _ = self._committed.of(layer, slot)
-                    digest.update(window.contiguous().view(torch.uint8).numpy().tobytes())
-                    digest.update(kept.contiguous().view(torch.uint8).numpy().tobytes())
+                    digest.update(window.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+                    digest.update(kept.contiguous().view(torch.uint8).cpu().numpy().tobytes())
                 self.found[f"{names[slot].partition('-')[0]}@{int(computed[slot])}"] = digest.hexdigest()
 
         state.postprocess_state = postprocess
@@ -79,7 +81,7 @@ class Recurrence:
         self.worst = 0.0
         self._committed = Committed(runner)
         self._given: dict[str, tuple[torch.Tensor, ...]] = {}
-        self._by_prefix: dict[tuple[str, tuple[int, ...]], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._by_prefix: dict[tuple[str, tuple[int, ...]], tuple[torch.Tensor, torch.Tensor, str]] = {}
         self._own: dict[tuple[str, str], tuple[int, torch.Tensor, torch.Tensor]] = {}
         self._tap_layers()
         self._tap_steps()
@@ -122,8 +124,11 @@ class Recurrence:
                 at = first + token
                 window, state = advance(layer, window, state, x[at], b[at], a[at])
                 if self._block_size and (before + token + 1) % self._block_size == 0:
-                    key = layer.prefix, tuple(tokens[: before + token + 1])
-                    self._by_prefix[key] = window, state
+                    length = before + token + 1
+                    prompt = length <= int(self.runner.req_states.prefill_len.gpu[slot])
+                    how = "prompt" if prompt else "end of a step" if length == after else "within a step"
+                    # vLLM keeps the first block of a prefix, too.
+                    self._by_prefix.setdefault((layer.prefix, tuple(tokens[:length])), (window, state, how))
             self._own[layer.prefix, name] = after, window, state
             got_window, got, _ = self._committed.of(layer, slot)
             if layer_keeps_key_first(layer):
@@ -149,8 +154,9 @@ class Recurrence:
             heads = layer.num_v_heads // layer.tp_size
             window = torch.zeros(channels, layer.conv_kernel_size - 1, dtype=torch.bfloat16)
             return window, torch.zeros(heads, layer.head_v_dim, layer.head_k_dim)
-        self.counts["restored"] += 1
-        return self._by_prefix[layer.prefix, tuple(tokens[:before])]
+        window, state, how = self._by_prefix[layer.prefix, tuple(tokens[:before])]
+        self.counts[f"restored, {how}"] += 1
+        return window, state
 
 
 def layer_keeps_key_first(layer: Any) -> bool:

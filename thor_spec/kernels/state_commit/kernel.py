@@ -47,10 +47,16 @@ def _plan(accepted, cut, slots, cut_slots, idx_mapping, verified, seq_lens, quer
             tl.store(cut_slots + g * PLAN_STRIDE + r, at * 0, mask=inside)
 
 
+@triton.jit
+def _pointer(address, like, ALIGN: tl.constexpr):
+    """Return the pointer at ``address``, with what is known of its alignment: else nothing is loaded in vectors."""
+    return tl.multiple_of(tl.load(address).to(tl.pointer_type(like.dtype.element_ty)), ALIGN)
+
+
 @triton.jit(do_not_specialize=["rows"])
-def _states(table, accepted, cut, slots, cut_slots, state_like, k_like, rows, PLAN_STRIDE: tl.constexpr,
+def _states(table, accepted, cut, slots, cut_slots, state_like, k_like, u_like, rows, PLAN_STRIDE: tl.constexpr,
             STATE_STRIDE: tl.constexpr, COLUMNS: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr,
-            V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):  # fmt: skip
+            V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ALIGN: tl.constexpr):  # fmt: skip
     SPLIT: tl.constexpr = (V + BV - 1) // BV
     i_r = tl.program_id(1)
     entry = table + tl.program_id(2) * COLUMNS
@@ -61,11 +67,11 @@ def _states(table, accepted, cut, slots, cut_slots, state_like, k_like, rows, PL
         return
     i_hv = tl.program_id(0) // SPLIT
     i_h = i_hv // (HV // H)
-    state = tl.load(entry).to(tl.pointer_type(state_like.dtype.element_ty))
-    rec_k = tl.load(entry + 1).to(tl.pointer_type(k_like.dtype.element_ty))
-    rec_scale = tl.load(entry + 2).to(tl.pointer_type(tl.float32))
-    rec_u = tl.load(entry + 3).to(tl.pointer_type(tl.float32))
-    rec_g = tl.load(entry + 4).to(tl.pointer_type(tl.float32))
+    state = _pointer(entry, state_like, ALIGN)
+    rec_k = _pointer(entry + 1, k_like, ALIGN)
+    rec_scale = _pointer(entry + 2, u_like, ALIGN)
+    rec_u = _pointer(entry + 3, u_like, ALIGN)
+    rec_g = _pointer(entry + 4, u_like, ALIGN)
     o_k = tl.arange(0, BK)
     o_v = tl.program_id(0) % SPLIT * BV + tl.arange(0, BV)
     inside = (o_v < V)[:, None] & (o_k < K)[None, :]
@@ -96,7 +102,7 @@ def _window_after(count, p_window, p_inputs, j, inside, WINDOW_T: tl.constexpr, 
 def _windows(table, accepted, cut, slots, cut_slots, window_like, inputs_like, PLAN_STRIDE: tl.constexpr,
              WINDOW_STRIDE: tl.constexpr, WINDOW_D: tl.constexpr, WINDOW_T: tl.constexpr,
              INPUTS_STRIDE: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr, KEPT: tl.constexpr,
-             BJ: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+             BJ: tl.constexpr, BD: tl.constexpr, ALIGN: tl.constexpr):  # fmt: skip
     i_r = tl.program_id(1)
     entry = table + tl.program_id(2) * COLUMNS
     group = tl.load(entry + 7) * PLAN_STRIDE
@@ -104,8 +110,8 @@ def _windows(table, accepted, cut, slots, cut_slots, window_like, inputs_like, P
     count = tl.load(accepted + i_r)
     if (slot <= 0) | (count <= 0):
         return
-    window = tl.load(entry + 5).to(tl.pointer_type(window_like.dtype.element_ty))
-    inputs = tl.load(entry + 6).to(tl.pointer_type(inputs_like.dtype.element_ty))
+    window = _pointer(entry + 5, window_like, ALIGN)
+    inputs = _pointer(entry + 6, inputs_like, ALIGN)
     d = tl.program_id(0) * BD + tl.arange(0, BD)
     j = tl.arange(0, BJ)
     inside = (d < D)[None, :] & (j < KEPT)[:, None]
@@ -154,9 +160,9 @@ def commit_states(layers: Layers, plan: Plan, *, rows: int, tiles: Tiles | None 
     block_v = max(16, tiles.block_v)
     _states[(triton.cdiv(value_dim, block_v) * value_heads, rows, count)](
         layers.table, plan.accepted, plan.cut, plan.slots, plan.cut_slots, first.state, first.record.k,
-        first.record.rows, PLAN_STRIDE=plan.slots.stride(0), STATE_STRIDE=first.state.stride(0), COLUMNS=_COLUMNS,
+        first.record.u, first.record.rows, PLAN_STRIDE=plan.slots.stride(0), STATE_STRIDE=first.state.stride(0), COLUMNS=_COLUMNS,
         H=first.record.k.shape[2], HV=value_heads, K=key_dim, V=value_dim,
-        BK=max(16, triton.next_power_of_2(key_dim)), BV=block_v, num_warps=tiles.warps, num_stages=1,
+        BK=max(16, triton.next_power_of_2(key_dim)), BV=block_v, ALIGN=layers.alignment, num_warps=tiles.warps, num_stages=1,
     )  # fmt: skip
 
 
@@ -168,5 +174,5 @@ def commit_windows(layers: Layers, plan: Plan, *, rows: int) -> None:
         layers.table, plan.accepted, plan.cut, plan.slots, plan.cut_slots, first.window, first.inputs,
         PLAN_STRIDE=plan.slots.stride(0), WINDOW_STRIDE=first.window.stride(0), WINDOW_D=first.window.stride(1),
         WINDOW_T=first.window.stride(2), INPUTS_STRIDE=first.inputs.stride(0), COLUMNS=_COLUMNS, D=dim, KEPT=kept,
-        BJ=triton.next_power_of_2(kept), BD=BLOCK, num_warps=4,
+        BJ=triton.next_power_of_2(kept), BD=BLOCK, ALIGN=layers.alignment, num_warps=4,
     )  # fmt: skip

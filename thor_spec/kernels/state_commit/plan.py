@@ -37,6 +37,8 @@ class Layers:
     """Layers of equal shape, which one launch may serve."""
 
     layers: tuple[Layer, ...]
+    alignment: int
+    """Bytes of which every address is a multiple: 16, where all are."""
     table: torch.Tensor
     """Address of each tensor, and the group [L, 8], int64; see ``ADDRESSES``."""
 
@@ -54,8 +56,8 @@ class Layers:
             r = layer.record
             tensors = (layer.state, r.k, r.k_scale, r.u, r.log_decay, layer.window, layer.inputs)
             rows.append([*(tensor.data_ptr() for tensor in tensors), layer.group])
-        table = torch.tensor(rows, dtype=torch.int64).to(first.state.device)
-        return cls(tuple(layers), table)
+        alignment = 1 if any(address % 16 for row in rows for address in row[:-1]) else 16
+        return cls(tuple(layers), alignment, torch.tensor(rows, dtype=torch.int64).to(first.state.device))
 
 
 def _shape(layer: Layer) -> tuple[object, ...]:
