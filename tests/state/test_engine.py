@@ -24,7 +24,7 @@ DRAFTS = 5
 # Drafts that nothing was trained for are accepted by chance, of every length.
 CHANCE = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.0}
 ALL = {"drafts": DRAFTS, "cache_bytes": 16 << 20, "longest_prompt": 150, "longest_answer": 24, "speculation": CHANCE}
-OFF = {"caching": False, "budget": 64, "seed": 1, "steps": 230}
+OFF = {"caching": False, "budget": 96, "seed": 1, "steps": 230}
 ON = {"caching": True, "budget": 288, "seed": 2, "steps": 290}
 Result = dict[str, Any]
 
@@ -82,7 +82,7 @@ def test_schedules_had_everything(both: list[tuple[Result, Result]]) -> None:
     assert min(counts["preemptions"], counts["aborts"]) >= 3
     for r in runs:
         assert {int(n) for n in r["drafts"]} == set(range(DRAFTS + 1))
-        assert {int(n) for n in r["rows"]} >= set(range(1, 8))
+        assert {int(n) for n in r["rows"]} >= set(range(1, 9 if r["block_size"] == 0 else 6))
         assert 0 < r["worst"] < 0.01
         assert r["watched"] > 1000
     # States that were written while decoding, read by another request.
@@ -108,11 +108,18 @@ def test_kernels_in_the_engine(pair: tuple[Path, Path], tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def broken(pair: tuple[Path, Path]) -> dict[str, str]:
-    cases = (case(pair, ON, options={}, watched=True, fault=fault, steps=150) for fault in FAULTS)
-    return {fault: found["seen"] for fault, found in zip(FAULTS, run(*cases), strict=True)}
+def alone(pair: tuple[Path, Path]) -> list[Result]:
+    """What vLLM's snapshots cannot be compared with: prompts of one token, and faults."""
+    one_token = case(pair, OFF, options={}, watched=True, steps=60, longest_prompt=1, shortest_prompt=1)
+    return run(one_token, *(case(pair, ON, options={}, watched=True, fault=fault) for fault in FAULTS))
+
+
+def test_prompts_of_one_token(alone: list[Result]) -> None:
+    """vLLM pads them with placeholder drafts beside decodes, and its snapshots then keep the placeholders."""
+    assert alone[0]["counts"]["requests"] > 20
+    assert alone[0]["checked"]["states"] > 300
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_seen(broken: dict[str, str], fault: str) -> None:
-    assert broken[fault]
+def test_a_fault_is_seen(alone: list[Result], fault: str) -> None:
+    assert alone[1 + FAULTS.index(fault)]["seen"]

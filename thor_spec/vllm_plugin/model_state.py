@@ -88,6 +88,8 @@ class ThorHybridModelState(_Activated, _Hybrid):
 
     def prepare_attn(self, input_batch: Any, *args: Any, for_capture: bool = False, **kwargs: Any) -> dict[str, Any]:
         """Note which rows the coming forward pass verifies."""
+        if self._steps is not None and not for_capture:
+            self._steps.verify_padded_prompts(input_batch)
         metadata: dict[str, Any] = super().prepare_attn(input_batch, *args, for_capture=for_capture, **kwargs)
         if self._steps is not None:
             self._steps.prepared(input_batch, metadata, for_capture=for_capture)

@@ -78,7 +78,9 @@ class OneStateBuilder(_Builder):
                 found.spec_rows = self._rows(rows)
             else:
                 places = found.spec_sequence_masks_cpu.nonzero().flatten().to(torch.int32)
-                found.spec_rows = places.to(m.query_start_loc.device, non_blocking=True)
+                if self._places.is_cuda:  # or the copy would wait for the device
+                    places = places.pin_memory()
+                found.spec_rows = places.to(self._places.device, non_blocking=True)
         return found
 
     def update_block_table(

@@ -48,6 +48,7 @@ class Steps:
                 layers += ours
                 groups += [len(tables)] * len(ours)
                 tables.append(table.gpu)
+        self._layers, self._groups, self._tables = layers, groups, tables
         kind = NativeCommit if self._layers[0].variant == "native" else RecordCommit
         self._commit = kind(layers, groups, tables, self._rows)
         kept = sum(layer.state[0].nbytes + layer.window[0].nbytes for layer in layers)
@@ -56,6 +57,27 @@ class Steps:
             f"sequences {self.scratch_bytes / 2**20:.1f} MiB"
         )
         _log.info("Recurrent states of %d layers: %s.", len(layers), self.described)
+
+    def verify_padded_prompts(self, batch: Any) -> None:
+        """Have fresh prompts with drafts verified, from a state of zeros.
+
+        vLLM pads a prompt of one token with placeholder drafts, to keep the steps of others uniform, and then runs it
+        as a prompt: with a state that cannot take the placeholders back.
+        """
+        if batch.num_draft_tokens_per_req is None or not batch.is_prefilling_np.any():
+            return
+        before = batch.seq_lens_cpu_upper_bound[: batch.num_reqs].numpy() - batch.num_scheduled_tokens
+        padded = batch.is_prefilling_np & (before <= 0) & (batch.num_draft_tokens_per_req > 0)
+        if not padded.any():
+            return
+        known = batch.prefill_runs_as_decode_np
+        batch.prefill_runs_as_decode_np = padded if known is None else known | padded
+        rows = torch.from_numpy(padded.nonzero()[0]).to(batch.idx_mapping.device)
+        slots = batch.idx_mapping[rows].long()
+        for layer, group in zip(self._layers, self._groups, strict=True):
+            blocks = self._tables[group][slots, 0].long()  # all of such a row lies in its first block
+            layer.state[blocks] = 0
+            layer.window[blocks] = 0
 
     def prepared(self, input_batch: Any, attn_metadata: dict[str, Any], *, for_capture: bool) -> None:
         """Note which rows the coming forward pass verifies."""
