@@ -1,12 +1,14 @@
 """Every touch on vLLM, in one list. Nothing else in the package imports from vLLM."""
 
 import importlib.metadata
+import logging
 
 from thor_spec.errors import PlatformError, SeamMovedError
 from thor_spec.vllm_plugin.options import NAME
 from thor_spec.vllm_plugin.seam import Seam, has_gpu_build, require_supported_version
 
 PLUGIN_GROUP = "vllm.general_plugins"
+LOG = logging.getLogger("vllm.thor_spec")  # below vLLM's logger, and so in the engine's log
 
 MODEL_REGISTRY = Seam(
     target="vllm.model_executor.models.registry:ModelRegistry",

@@ -160,9 +160,10 @@ def commit_states(layers: Layers, plan: Plan, *, rows: int, tiles: Tiles | None 
     block_v = max(16, tiles.block_v)
     _states[(triton.cdiv(value_dim, block_v) * value_heads, rows, count)](
         layers.table, plan.accepted, plan.cut, plan.slots, plan.cut_slots, first.state, first.record.k,
-        first.record.u, first.record.rows, PLAN_STRIDE=plan.slots.stride(0), STATE_STRIDE=first.state.stride(0), COLUMNS=_COLUMNS,
-        H=first.record.k.shape[2], HV=value_heads, K=key_dim, V=value_dim,
-        BK=max(16, triton.next_power_of_2(key_dim)), BV=block_v, ALIGN=layers.alignment, num_warps=tiles.warps, num_stages=1,
+        first.record.u, first.record.rows, PLAN_STRIDE=plan.slots.stride(0), STATE_STRIDE=first.state.stride(0),
+        COLUMNS=_COLUMNS, H=first.record.k.shape[2], HV=value_heads, K=key_dim, V=value_dim,
+        BK=max(16, triton.next_power_of_2(key_dim)), BV=block_v, ALIGN=layers.alignment, num_warps=tiles.warps,
+        num_stages=1,
     )  # fmt: skip
 
 

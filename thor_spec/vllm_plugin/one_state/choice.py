@@ -1,6 +1,5 @@
 """Whether an engine keeps one state per sequence, decided from its configuration before anything is loaded."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -15,7 +14,6 @@ from thor_spec.vllm_plugin.seam import has_gpu_build
 
 Kernel = Literal["replay", "wy", "native"]
 LAYER = "QwenGatedDeltaNetAttention"  # by its class name vLLM looks for a replacement
-_log = logging.getLogger("vllm.thor_spec")
 
 
 def reconstructs(vllm_config: Any) -> bool:
@@ -115,4 +113,4 @@ def _say_why_not(vllm_config: Any) -> None:
     if vllm_config.speculative_config is None:
         return
     if PluginOptions.parse(vllm_config.additional_config).state != "snapshot" and (why := obstacle(vllm_config)):
-        _log.warning("A state is kept for every draft position (--state snapshot), because of %s.", why)
+        compat.LOG.warning("A state is kept for every draft position (--state snapshot), because of %s.", why)

@@ -64,6 +64,9 @@ class RecordCommit:
         self._tables = kernel.table_of(tables)
         self._stride = tables[0].stride(0)
         self._plan = Plan.allocate(groups=len(tables), rows=rows, device=tables[0].device)
+        for some in {1, rows}:  # compiled now, not in the first request: an empty plan commits nothing
+            kernel.commit_states(self._layers, self._plan, rows=some)
+            kernel.commit_windows(self._layers, self._plan, rows=some)
 
     def commit(self, step: Step, *, block_size: int) -> None:
         """Fold what the step's rows have gained into their states; ``block_size`` as in ``plan_commit``."""

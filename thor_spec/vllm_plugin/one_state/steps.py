@@ -3,17 +3,15 @@
 Shapes: R rows of the batch, S request slots.
 """
 
-import logging
 from typing import Any
 
 import torch
 
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.state_commit.plan import Step
+from thor_spec.vllm_plugin import compat
 from thor_spec.vllm_plugin.one_state.native import NativeCommit
 from thor_spec.vllm_plugin.one_state.recorded import RecordCommit
-
-_log = logging.getLogger("vllm.thor_spec")
 
 
 class Steps:
@@ -56,7 +54,7 @@ class Steps:
             f"one per sequence of {kept / 2**20:.2f} MiB (reconstruct, {layers[0].variant}); scratch for {self._rows} "
             f"sequences {self.scratch_bytes / 2**20:.1f} MiB"
         )
-        _log.info("Recurrent states of %d layers: %s.", len(layers), self.described)
+        compat.LOG.info("Recurrent states of %d layers: %s.", len(layers), self.described)
 
     def verify_padded_prompts(self, batch: Any) -> None:
         """Have fresh prompts with drafts verified, from a state of zeros.
