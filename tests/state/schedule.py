@@ -76,7 +76,9 @@ def run(engine: Any, schedule: Schedule, after_step: Callable[[], None] = lambda
             if rng.random() < 0.5:
                 request.spec_token_ids = request.spec_token_ids[: rng.randint(0, schedule.drafts)]
         before = {r.request_id: len(r.spec_token_ids) for r in scheduler.running}
+        ended = 0
         for output in engine.step():
+            ended += output.finished
             answer = output.outputs[0]
             ran.tokens[output.request_id] = list(answer.token_ids)
             ran.logprobs[output.request_id] = [
@@ -87,7 +89,7 @@ def run(engine: Any, schedule: Schedule, after_step: Callable[[], None] = lambda
             if output.finished and output.num_cached_tokens:
                 ran.counts["hits"] += 1
         ran.counts["steps"] += 1
-        ran.rows[len(scheduler.running)] += 1
+        ran.rows[len(scheduler.running) + ended] += 1
         ran.drafts.update(before.values())
         after_step()
     assert not engine.has_unfinished_requests()

@@ -24,7 +24,7 @@ DRAFTS = 5
 # Drafts that nothing was trained for are accepted by chance, of every length.
 CHANCE = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.0}
 ALL = {"drafts": DRAFTS, "cache_bytes": 16 << 20, "longest_prompt": 150, "longest_answer": 24, "speculation": CHANCE}
-OFF = {"caching": False, "budget": 96, "seed": 1, "steps": 230}
+OFF = {"caching": False, "budget": 96, "seed": 1, "steps": 230, "longest_answer": 40}
 ON = {"caching": True, "budget": 288, "seed": 2, "steps": 290}
 Result = dict[str, Any]
 
@@ -82,9 +82,10 @@ def test_schedules_had_everything(both: list[tuple[Result, Result]]) -> None:
     assert min(counts["preemptions"], counts["aborts"]) >= 3
     for r in runs:
         assert {int(n) for n in r["drafts"]} == set(range(DRAFTS + 1))
-        assert {int(n) for n in r["rows"]} >= set(range(1, 9 if r["block_size"] == 0 else 6))
+        assert {int(n) for n in r["rows"]} >= set(range(1, 6))
         assert 0 < r["worst"] < 0.01
         assert r["watched"] > 1000
+    assert any("8" in r["rows"] for r in runs)
     # States that were written while decoding, read by another request.
     assert checked["restored, within a step"] > 5
     assert checked["restored, end of a step"] > 0
@@ -116,7 +117,7 @@ def alone(pair: tuple[Path, Path]) -> list[Result]:
 
 def test_prompts_of_one_token(alone: list[Result]) -> None:
     """vLLM pads them with placeholder drafts beside decodes, and its snapshots then keep the placeholders."""
-    assert alone[0]["counts"]["requests"] > 20
+    assert alone[0]["counts"]["requests"] > 12
     assert alone[0]["checked"]["states"] > 300
 
 
