@@ -47,6 +47,7 @@ class OneStateBuilder(_Builder):
         # vLLM's has K + 1 columns, into which one column would broadcast silently.
         most = len(self.num_accepted_tokens)
         self.spec_state_indices_tensor = torch.empty(most, 1, dtype=torch.int32, device=device)
+        most = max(most, vllm_config.scheduler_config.max_num_seqs)  # eager batches may be beyond the largest graph
         self._places = torch.arange(most, dtype=torch.int32, device=device)
         # Only vLLM's exact class gets these: the same metadata for all groups, with their own slots.
         self.supports_update_block_table = vllm_config.use_v2_model_runner and device.type == "cuda"
@@ -75,7 +76,7 @@ class OneStateBuilder(_Builder):
             found.spec_state_indices_tensor = found.spec_state_indices_tensor.contiguous()
             rows = len(found.spec_state_indices_tensor)
             if found.num_prefills == 0:  # padding rows follow the verified ones
-                found.spec_rows = self._rows(rows)
+                found.spec_rows = self._places[:rows]
             else:
                 places = found.spec_sequence_masks_cpu.nonzero().flatten().to(torch.int32)
                 if self._places.is_cuda:  # or the copy would wait for the device
@@ -93,8 +94,3 @@ class OneStateBuilder(_Builder):
         if found.spec_state_indices_tensor is not None:
             found.spec_state_indices_tensor = found.spec_state_indices_tensor.contiguous()
         return found
-
-    def _rows(self, count: int) -> torch.Tensor:
-        if count > len(self._places):  # eager batches beyond the largest graph
-            self._places = torch.arange(count, dtype=torch.int32, device=self._places.device)
-        return self._places[:count]

@@ -70,10 +70,12 @@ class Steps:
             return
         known = batch.prefill_runs_as_decode_np
         batch.prefill_runs_as_decode_np = padded if known is None else known | padded
-        rows = torch.from_numpy(padded.nonzero()[0]).to(batch.idx_mapping.device)
-        slots = batch.idx_mapping[rows].long()
+        last = batch.num_scheduled_tokens[padded] - 1
+        columns = torch.from_numpy(last // self._block_size if self._block_size else 0 * last).long()
+        slots = batch.idx_mapping[torch.from_numpy(padded.nonzero()[0]).to(batch.idx_mapping.device)].long()
+        columns = columns.to(slots.device)
         for layer, group in zip(self._layers, self._groups, strict=True):
-            blocks = self._tables[group][slots, 0].long()  # all of such a row lies in its first block
+            blocks = self._tables[group][slots, columns].long()
             layer.state[blocks] = 0
             layer.window[blocks] = 0
 
