@@ -157,7 +157,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         "rows": dict(ran.rows),
         "block_size": block,
         "checked": dict(recurrence.counts) if recurrence else {},
-        "worst": recurrence.worst if recurrence else 0.0,
+        "worst": recurrence.worst if recurrence else {},
         "watched": poison.counts["watched"] if poison else 0,
         "blocks": runner.kv_cache_config.num_blocks,
         "layers": type(watch.gdn_layers(runner)[0]).__name__,

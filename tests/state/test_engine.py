@@ -77,18 +77,19 @@ def test_schedules_had_everything(both: list[tuple[Result, Result]]) -> None:
     runs = [ours for _, ours in both]
     counts = sum((Counter(r["counts"]) for r in runs), Counter())
     checked = sum((Counter(r["checked"]) for r in runs), Counter())
-    print(counts, checked, *(f"{r['worst']:.4f}" for r in runs))
+    print(counts, checked, *(r["worst"] for r in runs))
     assert counts["steps"] >= 500
     assert min(counts["preemptions"], counts["aborts"]) >= 3
     for r in runs:
         assert {int(n) for n in r["drafts"]} == set(range(DRAFTS + 1))
         assert {int(n) for n in r["rows"]} >= set(range(1, 6))
-        assert 0 < r["worst"] < 0.01
+        assert 0 < r["worst"]["decode"] < 1e-4
         assert r["watched"] > 1000
     assert any("8" in r["rows"] for r in runs)
-    # States that were written while decoding, read by another request.
-    assert checked["restored, within a step"] > 5
-    assert checked["restored, end of a step"] > 0
+    # States saved while decoding are looked at in their blocks: without scheduling ahead, vLLM 0.32 gives such a block
+    # away before another request could find it.
+    assert checked["saved, within a step"] > 5
+    assert checked["saved, end of a step"] > 0
     assert checked["restored, prompt"] > 0
     assert checked["states"] > 3000
 
