@@ -137,7 +137,7 @@ class Recurrence:
             got = value_first(layer, got).clone()
             assert torch.equal(window, got_window), f"{name} after {after} tokens: window of {layer.prefix}"
             error = distance(got, state)
-            bound = BOUND if before < prompt else TIGHT
+            bound = BOUND if before < prompt else TIGHT if layer_keeps_key_first(layer) else 10 * TIGHT
             self.worst["prompt" if before < prompt else "decode"] = max(
                 error, self.worst["prompt" if before < prompt else "decode"]
             )
@@ -216,9 +216,10 @@ def advance(
     weight = getattr(layer.conv1d, "_cpu_unpacked_conv_weight", None)
     weight = layer.conv1d.weight.flatten(1) if weight is None else weight
     taken = torch.cat([window, x[:, None]], dim=1)
-    total = (taken.float() * weight.float()).sum(1)
-    if layer_keeps_key_first(layer):  # vLLM's CPU operators round before the activation, too
-        total = total.bfloat16()
+    if layer_keeps_key_first(layer):  # vLLM's CPU operators round before the activation
+        total = (taken.float() * weight.float()).sum(1).bfloat16()
+    else:  # and its kernels, like ours, the products
+        total = (taken * weight).float().sum(1)
     mixed = F.silu(total).bfloat16().float()
     keys, values = layer.key_dim, layer.value_dim
     _, k, v = mixed.split([keys, keys, values])
