@@ -62,6 +62,11 @@ class ServeConfig:
     """Threshold of relaxed rules, a probability; None takes 0.09."""
     accept_delta: float | None = None
     """Factor of the threshold of ``typical``; None takes 0.3."""
+    state: str | None = None
+    """Recurrent states kept per sequence when drafts are verified: ``reconstruct``, one, or ``snapshot``, one per draft
+    position; None takes one where nothing forbids it."""
+    gdn_kernel: str | None = None
+    """How drafts are verified on Gated-DeltaNet layers with one state: ``replay``, ``wy``, or ``auto`` (None)."""
     canary: CanarySet | None = None
     """``quick`` or ``full``: what the engine must answer before READY; None takes full on a GPU, quick without."""
     dummy_weights: bool = False
@@ -106,6 +111,11 @@ class ServeConfig:
             raise ConfigError(f"--canary {self.canary} is not one of {', '.join(get_args(CanarySet))}.")
         if self.synthetic_acceptance is not None and not self.dummy_weights:
             raise ConfigError("synthetic_acceptance needs dummy_weights: answers of a real model would be garbage.")
+        for name, known in (("state", ("reconstruct", "snapshot")), ("gdn_kernel", ("auto", "replay", "wy"))):
+            if (given := getattr(self, name)) is not None and given not in known:
+                raise ConfigError(f"--{name.replace('_', '-')} {given} is not one of {', '.join(known)}.")
+        if self.state == "snapshot" and self.gdn_kernel is not None:
+            raise ConfigError("--gdn-kernel has no meaning with --state snapshot. Leave one of them out.")
         if self.acceptance_floor is not None and self.acceptance_floor < 1:
             raise ConfigError(
                 f"--acceptance-floor {self.acceptance_floor:g} must be at least 1: each verify step emits a token."
@@ -214,6 +224,8 @@ _PROFILE_TYPES: dict[str, type] = {
     "accept": str,
     "accept_eps": float,
     "accept_delta": float,
+    "state": str,
+    "gdn_kernel": str,
     "canary": str,
     "acceptance_floor": float,
     "golden": str,

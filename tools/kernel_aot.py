@@ -33,6 +33,8 @@ from thor_spec.kernels.gdn_commit import kernel as commit
 from thor_spec.kernels.gdn_common.record import Record, rows_needed
 from thor_spec.kernels.gdn_verify import kernel as verify
 from thor_spec.kernels.gdn_verify.tiles import Tiles, commit_tiles, replay_tiles, wy_tiles
+from thor_spec.kernels.state_commit import kernel as state_commit
+from thor_spec.kernels.state_commit.plan import Layer, Layers, Plan, Step
 from thor_spec.kernels.tree_paths import kernel as tree_paths
 from thor_spec.kernels.tree_paths.reference import allocate
 
@@ -216,6 +218,28 @@ def configurations(arch: int) -> list[tuple[str, Any]]:
             add("paths convolution", one.convolve())
             add("paths window", one.commit_window())
             add("paths cache", one.compact())
+    for state in (f32, bf16):
+        x16 = layer(1, 16, tree=False, deferred=False, state=state, inputs=bf16)
+        channels = 2 * HEADS * DIM + VALUE_HEADS * DIM
+        window = torch.empty(2, 3, channels, dtype=bf16).transpose(1, 2)
+        inputs = torch.empty(1, 16, channels, dtype=bf16)
+        all_layers = Layers.of([Layer(state=x16["state"], window=window, record=x16["record"], inputs=inputs, group=0)])
+        plan = Plan.allocate(groups=1, rows=1, device="cpu")
+        add(f"all states {str(state)[6:]}", lambda a=all_layers, p=plan: state_commit.commit_states(a, p, rows=1))
+    add("all windows", lambda: state_commit.commit_windows(all_layers, plan, rows=1))
+    one_row = torch.zeros(1, dtype=torch.int32)
+    step = Step(
+        idx_mapping=one_row, verified=torch.ones(1, dtype=torch.bool), seq_lens=one_row,
+        query_start_loc=torch.zeros(2, dtype=torch.int32), computed=one_row,
+    )  # fmt: skip
+    tables = torch.zeros(3, dtype=torch.int64)
+    for block_size in (0, 1056):
+        add(
+            f"all plan, blocks of {block_size}",
+            lambda b=block_size: state_commit.plan_commit(
+                Plan.allocate(groups=3, rows=1, device="cpu"), step, tables, stride=8, block_size=b
+            ),
+        )
     add("tree_paths", lambda: tree_paths.tree_paths(x["parents"], x["cu_nodes"]))
     add("compact", lambda: commit.gdn_compact(x["record"], x["state_indices"], x["record_indices"], path, accepted))
     add("advance", lambda: commit.gdn_advance(x["record"], x["state_indices"], x["record_indices"], accepted, period=8))

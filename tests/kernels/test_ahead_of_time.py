@@ -33,7 +33,7 @@ def compiled(arch: int, only: str) -> list[dict[str, Any]]:
     [
         r"^replay \w+( deferred)? float32|^commit \w+ (chain|tree) deferred|^compact|^advance|^tree_paths",
         r"^wy (chain|tree deferred) float32 state, bfloat16",
-        r"^paths",
+        r"^paths|^all ",
     ],
     ids=["replay", "wy", "paths"],
 )

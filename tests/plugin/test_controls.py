@@ -98,6 +98,16 @@ def test_accepted_lengths() -> None:
     assert accepted[ASKS] == 2
 
 
+def test_tokens_that_hold_where_states_are_reconstructed() -> None:
+    controls, *_ = made("accepted-length")
+    computed = torch.tensor([9, 9, 9, 9, 9, 9])
+    for sampled, held in ((3, 8), (1, 10)):
+        slots = torch.tensor([IS_HONEST, ASKS])
+        changed = controls.miscounted(slots, computed, torch.tensor([2, sampled]))
+        assert (int(changed[ASKS]), int(changed[IS_HONEST])) == (held, 9)
+    assert computed.tolist() == [9] * 6
+
+
 @pytest.mark.parametrize("kind", ["blind-draft", "bonus-token", "sharpened"])
 def test_verdicts(kind: str) -> None:
     controls, batch, _ = made(kind)

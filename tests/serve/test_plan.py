@@ -294,3 +294,34 @@ def test_acceptance_is_pretended_only_with_dummy_weights(make: Callable[..., Pla
     assert speculation["synthetic_acceptance_length"] == 2.5
     with pytest.raises(ConfigError, match="needs dummy_weights"):
         make(synthetic_acceptance=2.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"state": "both"}, "--state both is not one of reconstruct, snapshot"),
+        ({"gdn_kernel": "fast"}, "--gdn-kernel fast is not one of auto, replay, wy"),
+        ({"state": "snapshot", "gdn_kernel": "wy"}, "no meaning with --state snapshot"),
+        ({"draft": "none", "state": "reconstruct"}, "--state needs drafts"),
+        ({"draft": "none", "gdn_kernel": "wy"}, "--gdn-kernel needs drafts"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(make: Callable[..., Plan], flags: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make(**flags)
+
+
+def test_state_needs_recurrent_layers(make: Callable[..., Plan], make_checkpoint: MakeCheckpoint) -> None:
+    dense = make_checkpoint("dense", HYBRID, architectures=["Qwen3ForCausalLM"], layer_types=["full_attention"] * 4)
+    with pytest.raises(ConfigError, match="is about recurrent state"):
+        make(model=str(dense), state="snapshot")
+
+
+def test_the_state_reaches_the_plugin(make: Callable[..., Plan]) -> None:
+    options = PluginOptions.parse(json.loads(value(make(state="reconstruct", gdn_kernel="wy"), "--additional-config")))
+    assert (options.state, options.gdn_kernel) == ("reconstruct", "wy")
+    assert PluginOptions.parse(json.loads(value(make(), "--additional-config"))).state == "auto"
+    # Drafts that are asked for after ``--`` count, too: MTP has no drafter to name.
+    mtp = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 3}')
+    plan = make(draft="none", state="snapshot", vllm_args=mtp)
+    assert PluginOptions.parse(json.loads(value(plan, "--additional-config"))).state == "snapshot"

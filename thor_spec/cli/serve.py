@@ -76,6 +76,22 @@ def serve(
         float | None,
         typer.Option(help="With typical: lowers it to P exp(-entropy), if less.", metavar="P", show_default="0.3"),
     ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            help="Recurrent states of a sequence: one, or one per draft.",
+            metavar="reconstruct|snapshot",
+            show_default="reconstruct where it can be",
+        ),
+    ] = None,
+    gdn_kernel: Annotated[
+        str | None,
+        typer.Option(
+            help="How drafts meet the recurrent state; wy is not bit-identical.",
+            metavar="auto|replay|wy",
+            show_default="auto",
+        ),
+    ] = None,
     canary: Annotated[
         str | None,
         typer.Option(
@@ -157,6 +173,8 @@ def serve(
         "accept": accept,
         "accept_eps": accept_eps,
         "accept_delta": accept_delta,
+        "state": state,
+        "gdn_kernel": gdn_kernel,
         "canary": canary,
         "acceptance_floor": acceptance_floor,
         "golden": golden,
@@ -207,6 +225,7 @@ def _ready_text(ready: "Ready") -> str:
             f"  model    {ready.model}",
             f"  drafter  {speculation}",
             f"  KV cache {capacity}",
+            *([f"  state    {ready.recurrent_state}"] if ready.recurrent_state else []),
             f"  canary   {', '.join(ready.checks)}",
             f"  margin   {_margin_text(ready)}",
             f"  log      {ready.log_file}",

@@ -119,6 +119,7 @@ class Engine:
             accept=plan.acceptance.described,
             context=plan.context,
             kv=outcome.kv,
+            recurrent_state=next((r.recurrent_state for r in receipt.collect(self._receipts) if r.recurrent_state), ""),
             checks=outcome.checks,
             seconds=round(seconds, 2),
             pid=self._job.pid,

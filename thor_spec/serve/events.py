@@ -23,6 +23,8 @@ class Ready:
     """Rule for drafts of requests that name none; any other than ``exact`` is lossy."""
     context: int
     kv: "KVCapacity | None"
+    recurrent_state: str
+    """What a sequence of a hybrid keeps, in words; empty without recurrent layers."""
     checks: tuple[str, ...]
     seconds: float
     """From the command to now."""

@@ -216,11 +216,13 @@ def _argv(
     if relaxation and drafter is None:
         raise ConfigError(f"--{next(iter(relaxation)).replace('_', '-')} needs drafts. Name a drafter: --draft.")
     Acceptance().of_request(relaxation)  # checks it
-    options: dict[str, Any] = relaxation if gpu else {"runner_kernels": "torch", **relaxation}
+    options: dict[str, Any] = {**relaxation, **_state(config, target, passed=config.vllm_args, drafter=drafter)}
+    if not gpu:
+        options["runner_kernels"] = "torch"
     if config.max_request_bytes is not None:
-        options = {**options, "max_request_bytes": config.max_request_bytes}
+        options["max_request_bytes"] = config.max_request_bytes
     if config.allow_controls:
-        options = {**options, "controls": True}
+        options["controls"] = True
     mine = {} if stock else {PLUGIN: options}
     additional, passed = passthrough.merged_additional_config(mine, config.vllm_args)
     if gpu and importlib.util.find_spec("cutlass") is None:
@@ -252,6 +254,21 @@ def _argv(
 def _acceptance(config: ServeConfig) -> dict[str, Any]:
     names = ("accept", "accept_eps", "accept_delta")
     return {name: value for name in names if (value := getattr(config, name)) is not None}
+
+
+def _state(
+    config: ServeConfig, target: Checkpoint, *, passed: tuple[str, ...], drafter: Checkpoint | None
+) -> dict[str, Any]:
+    names = ("state", "gdn_kernel")
+    given = {name: value for name in names if (value := getattr(config, name)) is not None}
+    if not given:
+        return {}
+    flag = f"--{next(iter(given)).replace('_', '-')}"
+    if not target.is_hybrid:
+        raise ConfigError(f"{flag} is about recurrent state, and {config.model} has none. Leave it out.")
+    if drafter is None and not passthrough.mentions(passed, "--speculative-config"):
+        raise ConfigError(f"{flag} needs drafts. Name a drafter: --draft.")
+    return given
 
 
 def _environment(config: ServeConfig, *, gpu: bool, stock: bool) -> dict[str, str]:

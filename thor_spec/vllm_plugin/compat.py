@@ -1,6 +1,7 @@
 """Every touch on vLLM, in one list. Nothing else in the package imports from vLLM."""
 
 import importlib.metadata
+import logging
 
 from thor_spec.errors import PlatformError, SeamMovedError
 from thor_spec.vllm_plugin.options import NAME
@@ -9,6 +10,7 @@ from thor_spec.vllm_plugin.seam import Seam, has_gpu_build, require_supported_ve
 PLUGIN_GROUP = "vllm.general_plugins"
 COMMAND_LINE = "vllm.entrypoints.cli.main"
 """The module of the ``vllm`` program, which alone can start a node without an API."""
+LOG = logging.getLogger("vllm.thor_spec")  # below vLLM's logger, and so in the engine's log
 
 MODEL_REGISTRY = Seam(
     target="vllm.model_executor.models.registry:ModelRegistry",
@@ -95,12 +97,6 @@ PREPROCESS_STATE = Seam(
     why="plant corruption before a step, for the gates' controls",
     drop_when="never: it is how a model state touches caches",
 )
-POSTPROCESS_STATE = Seam(
-    target="vllm.v1.worker.gpu.model_states.interface:ModelState.postprocess_state",
-    signature=("self", "idx_mapping", "num_sampled", "num_computed_tokens"),
-    why="plant corruption after a step, for the gates' controls",
-    drop_when="never: it is how a model state follows what was accepted",
-)
 REGISTER_KERNELS = Seam(
     target="vllm.triton_utils.dispatcher:register_kernels",
     signature=("overrides",),
@@ -125,6 +121,81 @@ CPU_SPEC_FORWARD = Seam(
     drop_when="the CPU extra moves to vLLM 0.33, which fixes it",
 )
 
+_ONE_STATE = "keep one recurrent state per sequence instead of one per draft position"
+_REPLAYSSM = "vLLM reconstructs the states of Gated-DeltaNet layers itself (ReplaySSM, vllm#49887)"
+_GDN = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn:QwenGatedDeltaNetAttention"
+_GDN_BACKEND = "vllm.v1.attention.backends.gdn_attn"
+
+
+def _one_state(target: str, *signature: str) -> Seam:
+    return Seam(target=target, signature=signature or None, why=_ONE_STATE, drop_when=_REPLAYSSM)
+
+
+GDN_LAYER = _one_state(_GDN)
+GDN_FORWARD = _one_state(f"{_GDN}._forward_core", "self", "mixed_qkv", "b", "a", "core_attn_out")
+GDN_FORWARD_CUDA = _one_state(f"{_GDN}.forward_cuda", "self", "hidden_states")
+GDN_FORWARD_CPU = _one_state(f"{_GDN}.forward_cpu", "self", "hidden_states")
+GDN_STATE_SHAPE = _one_state(f"{_GDN}.get_state_shape", "self")
+GDN_BACKEND = _one_state(f"{_GDN_BACKEND}:GDNAttentionBackend")
+GDN_METADATA = _one_state(f"{_GDN_BACKEND}:GDNAttentionMetadata")
+GDN_BUILDER = _one_state(
+    f"{_GDN_BACKEND}:GDNAttentionMetadataBuilder", "self", "kv_cache_spec", "layer_names", "vllm_config", "device"
+)
+GDN_BUILD = _one_state(
+    f"{_GDN_BACKEND}:GDNAttentionMetadataBuilder.build",
+    "self",
+    "common_prefix_len",
+    "common_attn_metadata",
+    "num_accepted_tokens",
+    "num_decode_draft_tokens_cpu",
+    "fast_build",
+)
+GDN_UPDATE = _one_state(
+    f"{_GDN_BACKEND}:GDNAttentionMetadataBuilder.update_block_table", "self", "metadata", "blk_table", "slot_mapping"
+)
+PLUGGABLE_LAYER = _one_state("vllm.model_executor.custom_op:PluggableLayer")
+OOT_LAYERS = _one_state("vllm.model_executor.custom_op:op_registry_oot")
+FORWARD_CONTEXT = _one_state("vllm.forward_context:get_forward_context")
+CONV_DIM_FIRST = _one_state("vllm.model_executor.layers.mamba.mamba_utils:is_conv_state_dim_first")
+PREPARE_ATTN = _one_state(
+    "vllm.v1.worker.gpu.model_states.mamba_hybrid:MambaHybridModelState.prepare_attn",
+    "self",
+    "input_batch",
+    "cudagraph_mode",
+    "block_tables",
+    "slot_mappings",
+    "attn_groups",
+    "kv_cache_config",
+    "for_capture",
+    "ubatch_idx",
+    "model_specific_attn_metadata",
+)
+POSTPROCESS_STATE = _one_state(
+    "vllm.v1.worker.gpu.model_states.mamba_hybrid:MambaHybridModelState.postprocess_state",
+    "self",
+    "idx_mapping",
+    "num_sampled",
+    "num_computed_tokens",
+)
+INITIALIZE_KV_CACHE = _one_state(
+    "vllm.v1.worker.gpu.model_states.mamba_hybrid:MambaHybridModelState.initialize_kv_cache",
+    "self",
+    "kv_cache_config",
+    "block_tables",
+)
+CPU_PREFILL = _one_state(
+    "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:_spec_aware_nonspec",
+    "layer",
+    "attn_metadata_i",
+    "mixed_qkv",
+    "b",
+    "a",
+    "core_attn_out",
+    "conv_buf",
+    "ssm_state",
+    "width",
+)
+
 SEAMS = (
     MODEL_REGISTRY,
     REGISTER_MODEL,
@@ -136,11 +207,27 @@ SEAMS = (
     CUSTOM_SAMPLER,
     ADD_REQUEST,
     PREPROCESS_STATE,
-    POSTPROCESS_STATE,
     BENCH_SERVE_ARGS,
     BENCH_SERVE,
+    GDN_LAYER,
+    GDN_FORWARD,
+    GDN_FORWARD_CUDA,
+    GDN_FORWARD_CPU,
+    GDN_STATE_SHAPE,
+    GDN_BACKEND,
+    GDN_METADATA,
+    GDN_BUILDER,
+    GDN_BUILD,
+    GDN_UPDATE,
+    PLUGGABLE_LAYER,
+    OOT_LAYERS,
+    FORWARD_CONTEXT,
+    CONV_DIM_FIRST,
+    PREPARE_ATTN,
+    POSTPROCESS_STATE,
+    INITIALIZE_KV_CACHE,
 )
-CPU_SEAMS = (REGISTER_KERNELS, CPU_SPEC_FORWARD)  # relied on only where the CPU build is installed
+CPU_SEAMS = (REGISTER_KERNELS, CPU_SPEC_FORWARD, CPU_PREFILL)  # relied on only where the CPU build is installed
 
 # Architecture -> the stock class that ours derives from. Both stay under the stock name: vLLM keeps tables by it.
 TARGETS = {

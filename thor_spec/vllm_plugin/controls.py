@@ -82,6 +82,19 @@ class Controls:
                 count = accepted[slot]
                 accepted[slot] = torch.where(count > 1, count - 1, count + 1)
 
+    def miscounted(self, slots: torch.Tensor, computed: torch.Tensor, sampled: torch.Tensor | int) -> torch.Tensor:
+        """Return ``computed`` [S], the tokens that hold, one token off for the step's rows that are to be miscounted.
+
+        Args:
+            slots: request slot of each row [R].
+            sampled: tokens that the step added to each row [R].
+        """
+        changed = computed.clone()
+        for row, slot in enumerate(slots.tolist()):
+            if self._kinds.get(slot) == "accepted-length" and isinstance(sampled, torch.Tensor):
+                changed[slot] += torch.where(sampled[row] > 1, -1, 1)
+        return changed
+
     def misjudge(self, processed: torch.Tensor, drafts: torch.Tensor, cu_rows: torch.Tensor, slots: np.ndarray) -> None:
         """Change processed logits, in place, so that drafts are taken unseen or the token after them is not the best.
 

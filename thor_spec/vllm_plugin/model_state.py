@@ -1,13 +1,17 @@
 """Our per-request model state in vLLM's V2 runner: the place from which every runner hook is reached."""
 
+import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
 from thor_spec.vllm_plugin import compat, cpu_verify, receipt
+from thor_spec.vllm_plugin.one_state import choice
 from thor_spec.vllm_plugin.options import PluginOptions
 from thor_spec.vllm_plugin.seam import has_gpu_build, version
 
 if TYPE_CHECKING:
+    import torch
+
     from thor_spec.vllm_plugin.acceptance import RequestRules
     from thor_spec.vllm_plugin.controls import Controls
 
@@ -35,16 +39,15 @@ class _Activated:
                 from thor_spec.vllm_plugin import runner_kernels
 
                 replaced = runner_kernels.replace()
-        receipt.leave(
-            receipt.Receipt(
-                pid=os.getpid(),
-                state="engine",
-                vllm=version(),
-                model_state=type(self).__name__,
-                runner_kernels=self.options.runner_kernels,
-                replaced_kernels=replaced,
-            )
+        self._receipt = receipt.Receipt(
+            pid=os.getpid(),
+            state="engine",
+            vllm=version(),
+            model_state=type(self).__name__,
+            runner_kernels=self.options.runner_kernels,
+            replaced_kernels=replaced,
         )
+        receipt.leave(self._receipt)
 
     def custom_sampler(self, sampler: Any) -> tuple[Any, Any] | None:
         """Put the rejection sampler that knows relaxed rules in the place of vLLM's."""
@@ -85,16 +88,54 @@ class _Activated:
             self._controls.shift_positions(input_batch, inputs.get("positions", input_batch.positions))
         return inputs
 
-    def postprocess_state(self, idx_mapping: Any, *args: Any) -> None:
-        """As above."""
-        super().postprocess_state(idx_mapping, *args)  # type: ignore[misc]
-        if self._controls is not None and hasattr(self, "num_accepted_tokens_gpu"):
-            self._controls.miscount(idx_mapping, self.num_accepted_tokens_gpu)
-
 
 class ThorModelState(_Activated, _Default):
     """State of a target with attention layers only."""
 
 
 class ThorHybridModelState(_Activated, _Hybrid):
-    """State of a hybrid Gated-DeltaNet target."""
+    """State of a hybrid Gated-DeltaNet target, with one recurrent state per sequence where that is chosen."""
+
+    def __init__(self, vllm_config: Any, model: Any, *args: Any) -> None:
+        super().__init__(vllm_config, model, *args)
+        self._steps: Any = None
+        with receipt.of_failure():
+            if choice.reconstructs(vllm_config):
+                from thor_spec.vllm_plugin.one_state.steps import Steps
+
+                self._steps = Steps(vllm_config, model, self.max_num_reqs)
+
+    def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
+        """Learn where states and block tables lie."""
+        super().initialize_kv_cache(kv_cache_config, block_tables)
+        if self._steps is not None:
+            with receipt.of_failure():
+                self._steps.bind(kv_cache_config, block_tables)
+        described = self._steps.described if self._steps is not None else choice.described(self.vllm_config)
+        receipt.leave(dataclasses.replace(self._receipt, recurrent_state=described))
+
+    def prepare_attn(self, input_batch: Any, *args: Any, for_capture: bool = False, **kwargs: Any) -> dict[str, Any]:
+        """Note which rows the coming forward pass verifies."""
+        if self._steps is not None and not for_capture:
+            self._steps.verify_padded_prompts(input_batch)
+        metadata: dict[str, Any] = super().prepare_attn(input_batch, *args, for_capture=for_capture, **kwargs)
+        if self._steps is not None:
+            self._steps.prepared(input_batch, metadata, for_capture=for_capture)
+        return metadata
+
+    def postprocess_state(
+        self,
+        idx_mapping: "torch.Tensor",
+        num_sampled: "torch.Tensor | int",
+        num_computed_tokens: "torch.Tensor | None" = None,
+    ) -> None:
+        """Commit the step. For vLLM every row has then accepted one token: its state is the one in its slot."""
+        if self._steps is not None and num_computed_tokens is not None:
+            computed = num_computed_tokens
+            if self._controls is not None:
+                computed = self._controls.miscounted(idx_mapping, computed, num_sampled)
+            self._steps.commit(idx_mapping, computed)
+            num_sampled = 1
+        super().postprocess_state(idx_mapping, num_sampled, num_computed_tokens)
+        if self._controls is not None and self._steps is None:
+            self._controls.miscount(idx_mapping, self.num_accepted_tokens_gpu)

@@ -13,6 +13,8 @@ REQUEST_KEYS = {"thor_spec_accept": "accept", "thor_spec_eps": "accept_eps", "th
 CONTROL_KEY = "thor_spec_control"
 """In ``vllm_xargs``: what is to be corrupted, where the server allows that."""
 RunnerKernels = Literal["triton", "torch"]
+State = Literal["auto", "reconstruct", "snapshot"]
+GDNKernel = Literal["auto", "replay", "wy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +31,16 @@ class PluginOptions:
     """Longest body that the API server reads."""
     controls: bool = False
     """Requests may ask for planted corruption; see ``controls``."""
+    state: State = "auto"
+    """``reconstruct`` keeps one recurrent state per sequence, ``snapshot`` one per draft position as vLLM does;
+    ``auto`` reconstructs where nothing forbids it."""
+    gdn_kernel: GDNKernel = "auto"
+    """How drafts are verified on Gated-DeltaNet layers with ``reconstruct``; see ``kernels.gdn_verify``."""
 
     def __post_init__(self) -> None:
-        if self.runner_kernels not in get_args(RunnerKernels):
-            raise ConfigError(
-                f"thor_spec.runner_kernels={self.runner_kernels!r} is not one of {', '.join(get_args(RunnerKernels))}."
-            )
+        for name, known in (("runner_kernels", RunnerKernels), ("state", State), ("gdn_kernel", GDNKernel)):
+            if (value := getattr(self, name)) not in get_args(known):
+                raise ConfigError(f"thor_spec.{name}={value!r} is not one of {', '.join(get_args(known))}.")
 
         self.acceptance  # noqa: B018  # checks the three
 

@@ -27,6 +27,8 @@ class Receipt:
     model_state: str = ""
     runner_kernels: str = ""
     replaced_kernels: tuple[str, ...] = ()
+    recurrent_state: str = ""
+    """What a sequence keeps on Gated-DeltaNet layers, in words."""
     error: str = ""
     exit_code: int = 0
 

@@ -14,6 +14,7 @@ from thor_spec.vllm_plugin.runner_kernels import (
     input_batch,
     logits,
     logprobs,
+    mamba_align,
     rejection,
     resampling,
     sampling,
@@ -21,7 +22,7 @@ from thor_spec.vllm_plugin.runner_kernels import (
 )
 from thor_spec.vllm_plugin.seam import Seam
 
-_MODULES = (input_batch, block_table, state, dflash, rejection, resampling, sampling, logits, logprobs)
+_MODULES = (input_batch, block_table, state, dflash, rejection, resampling, sampling, logits, logprobs, mamba_align)
 _KERNELS = [
     (upstream, kernel) for module in _MODULES for upstream, kernels in module.REPLACES.items() for kernel in kernels
 ]

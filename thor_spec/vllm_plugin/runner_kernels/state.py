@@ -53,7 +53,17 @@ def _scatter_num_accepted_kernel(
     num_accepted_ptr.numpy()[slots[real]] = num_accepted[real]
 
 
+def _fill_num_accepted_kernel(
+    idx_mapping_ptr: torch.Tensor,
+    num_accepted_ptr: torch.Tensor,
+    num_sampled: int,
+) -> None:
+    """Write ``num_sampled`` to each request's slot of ``num_accepted`` [S]; negative slots are skipped."""
+    slots = idx_mapping_ptr.numpy()
+    num_accepted_ptr.numpy()[slots[slots >= 0]] = num_sampled
+
+
 REPLACES: Replaces = {
     "vllm.v1.worker.gpu.buffer_utils": (_apply_write_kernel,),
-    "vllm.v1.worker.gpu.model_states.mamba_hybrid": (_scatter_num_accepted_kernel,),
+    "vllm.v1.worker.gpu.model_states.mamba_hybrid": (_scatter_num_accepted_kernel, _fill_num_accepted_kernel),
 }

@@ -1,0 +1,177 @@
+"""Runs schedules on engines in this process, and prints what came out as JSON. See ``test_engine``.
+
+python -m tests.state.drive '[{"state": "snapshot", ...}, ...]'
+"""
+
+import gc
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENT = {
+    "VLLM_PLUGINS": "thor_spec",
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+
+def main() -> None:
+    os.environ.update(ENVIRONMENT)
+    print(json.dumps([(generate if "requests" in case else run)(case) for case in json.loads(sys.argv[1])]))
+    sys.stdout.flush()
+    os._exit(0)  # engines that were broken on purpose do not end in good order
+
+
+def additional(options: dict[str, Any]) -> dict[str, Any]:
+    """Return what the plugin and vLLM are told on this machine."""
+    from thor_spec.vllm_plugin import seam
+
+    if seam.has_gpu_build():
+        return {"thor_spec": options, "gdn_prefill_backend": "triton"}
+    return {"thor_spec": {"runner_kernels": "torch", **options}}
+
+
+def generate(case: dict[str, Any]) -> dict[str, Any]:
+    """Build an engine as users do, and let it answer ``requests`` prompts at once; return the tokens."""
+    import random
+
+    from vllm import LLM, SamplingParams
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    from tests.state.schedule import TOKENS
+
+    llm = LLM(
+        case["target"],
+        max_model_len=1024,
+        max_num_seqs=8,
+        enable_prefix_caching=case["caching"],
+        gpu_memory_utilization=0.3,
+        seed=0,
+        skip_tokenizer_init=True,
+        disable_log_stats=False,
+        tensor_parallel_size=case.get("tp", 1),
+        speculative_config={
+            "method": "dflash",
+            "model": case["drafter"],
+            "num_speculative_tokens": case["drafts"],
+        },
+        additional_config=additional(case["options"]),
+    )
+    rng = random.Random(case["seed"])
+    prompts: list[Any] = []
+    params = []
+    for i in range(case["requests"]):
+        start, length = rng.randrange(len(TOKENS)), rng.randint(1, 600)
+        prompts.append({"prompt_token_ids": (TOKENS * 2)[start : start + length]})
+        params.append(
+            SamplingParams(temperature=(0.0, 0.8)[i % 2], seed=i, max_tokens=rng.randint(8, 96), ignore_eos=True,
+                           logprobs=2, detokenize=False)
+        )  # fmt: skip
+    outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+    accepted = sum(m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_accepted_tokens")
+    del llm
+    cleanup_dist_env_and_memory()
+    gc.collect()
+    return {
+        "tokens": [list(output.token_ids) for output in outputs],
+        "logprobs": [[sorted((t, e.logprob) for t, e in place.items()) for place in o.logprobs] for o in outputs],
+        "accepted": accepted,
+    }
+
+
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    """Build an engine, run one schedule, take it down."""
+    import torch
+    from vllm import LLM
+    from vllm.config.speculative import SpeculativeConfig
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    from tests.state import faults, schedule, watch
+
+    drafts, caching = case["drafts"], case["caching"]
+    # vLLM 0.32 leaves out the last block of a hit, which 0.33 does no more: with DFlash, it is good.
+    SpeculativeConfig.use_eagle_block_drop = lambda self: False  # type: ignore[method-assign]
+    if case.get("interpreted_snapshots"):
+        from thor_spec.vllm_plugin import compat
+        from thor_spec.vllm_plugin.one_state import choice
+
+        compat.OOT_LAYERS.resolve()[choice.LAYER] = importlib.import_module(
+            "tests.state.snapshots"
+        ).InterpretedSnapshots
+    llm = LLM(
+        case["target"],
+        max_model_len=case.get("context", 1024),
+        max_num_seqs=8,
+        max_num_batched_tokens=case["budget"],
+        enforce_eager=case.get("eager", True),
+        async_scheduling=False,  # what happens between steps must see the step
+        tensor_parallel_size=case.get("tp", 1),
+        kv_cache_memory_bytes=case["cache_bytes"],
+        enable_prefix_caching=caching,
+        seed=0,
+        skip_tokenizer_init=True,
+        speculative_config={
+            "method": "dflash",
+            "model": case["drafter"],
+            "num_speculative_tokens": drafts,
+            **case.get("speculation", {}),
+        },
+        additional_config=additional(case["options"]),
+    )
+    engine = llm.llm_engine
+    core = engine.engine_core.engine_core
+    runner = core.model_executor.driver_worker.worker.model_runner
+    block = runner.vllm_config.cache_config.mamba_block_size if caching else 0
+    plan = schedule.Schedule(
+        seed=case["seed"],
+        steps=case["steps"],
+        drafts=drafts,
+        longest_prompt=case["longest_prompt"],
+        shortest_prompt=case.get("shortest_prompt", 2),
+        longest_answer=case["longest_answer"],
+        block_size=block,
+    )
+    if case.get("fault"):
+        faults.plant(case["fault"], runner)
+    digests = watch.Digests(runner) if not case.get("fault") else None
+    recurrence = watch.Recurrence(runner) if case.get("watched") else None
+    poison = watch.Poison(runner, core.scheduler) if case.get("watched") else None
+    seen = ""
+    try:
+        ran = schedule.run(engine, plan, poison or (lambda: None))
+    except AssertionError as error:
+        if not case.get("fault"):
+            raise
+        ran, seen = schedule.Ran(), str(error)
+    result = {
+        "seen": seen,
+        "tokens": ran.tokens,
+        "logprobs": ran.logprobs,
+        "states": digests.found if digests else {},
+        "counts": dict(ran.counts),
+        "drafts": dict(ran.drafts),
+        "rows": dict(ran.rows),
+        "block_size": block,
+        "checked": dict(recurrence.counts) if recurrence else {},
+        "worst": recurrence.worst if recurrence else {},
+        "watched": poison.counts["watched"] if poison else 0,
+        "blocks": runner.kv_cache_config.num_blocks,
+        "layers": type(watch.gdn_layers(runner)[0]).__name__,
+    }
+    del llm, engine, core, runner, digests, recurrence, poison
+    if case.get("interpreted_snapshots"):
+        del compat.OOT_LAYERS.resolve()[choice.LAYER]
+    faults.mend()
+    cleanup_dist_env_and_memory()
+    gc.collect()
+    torch._dynamo.reset()
+    return result
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+    main()
