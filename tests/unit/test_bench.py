@@ -13,7 +13,7 @@ from thor_spec.bench import chat, dummy, meter, quality, report, serving, statis
 from thor_spec.bench.arms import Arm, parse, undeclared
 from thor_spec.bench.doctests import function_text, grade
 from thor_spec.bench.load import Repetition, Timed, by_place
-from thor_spec.bench.meter import Meter, Sample, parse_smi
+from thor_spec.bench.meter import Meter, Sample
 from thor_spec.errors import ConfigError
 from thor_spec.gates.verdict import Verdict
 from thor_spec.serve.client import Answer, Forced
@@ -289,17 +289,20 @@ def test_sensors_tell_power_and_heat(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("row", "told"),
     [
-        ("412.53, Not Active, Not Active, 45\n", (412.53, False, 45.0)),
-        ("[N/A], Active, Not Active, 45\n", (None, True, 45.0)),
-        ("1, [N/A], [N/A], [N/A]\n", (1.0, None, None)),
-        ("", None),
-        ("No devices were found", None),
+        ("412.53 W, Not Active, Not Active, 45", (412.53, False, 45.0)),
+        ("[N/A], Active, Not Active, 45", (None, True, 45.0)),
+        ("1 W, [N/A], [N/A], [N/A]", (1.0, None, None)),
+        ("", (None, None, None)),
     ],
 )
-def test_what_nvidia_smi_says(text: str, told: object) -> None:
-    assert parse_smi(text) == told
+def test_what_nvidia_smi_says(row: str, told: object) -> None:
+    names = (
+        "power.draw [W], clocks_event_reasons.hw_slowdown, clocks_event_reasons.sw_thermal_slowdown, temperature.gpu"
+    )
+    assert meter.told_by_smi(f"{names}\n{row}\n") == told
+    assert meter.told_by_smi("No devices were found") == (None, None, None)
 
 
 def test_acceptance_is_read_by_place() -> None:

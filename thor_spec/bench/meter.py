@@ -1,7 +1,7 @@
 """Power, heat and throttling while a repetition runs, sampled beside it. What cannot be read is None."""
 
 import itertools
-import subprocess
+import re
 import threading
 import time
 from dataclasses import dataclass, field
@@ -9,15 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from thor_spec.device import sensors
+from thor_spec.device import sensors, smi
+from thor_spec.device.commands import Live
 
 PERIOD_S = 0.5
-_SMI = (
+_QUERY = (
     "nvidia-smi",
     "--query-gpu=power.draw,clocks_event_reasons.hw_slowdown,clocks_event_reasons.sw_thermal_slowdown,temperature.gpu",
-    "--format=csv,noheader,nounits",
+    "--format=csv",
 )
-_SMI_TIMEOUT_S = 5
 ROOT = Path("/")
 
 
@@ -89,32 +89,13 @@ def sample(root: Path = ROOT) -> Sample:
     seen = sensors.read(root)
     watts = None if seen.total_milliwatts is None else seen.total_milliwatts / 1000
     throttled, degrees = seen.gpu_throttled, seen.celsius.get("tj")
-    if watts is None and throttled is None and root == ROOT and (told := _smi()):
-        watts, throttled, degrees = told
+    if watts is None and throttled is None and root == ROOT:
+        watts, throttled, degrees = told_by_smi(Live().ask(_QUERY) or "")
     return Sample(time.monotonic(), watts, throttled, seen.over_current_events, degrees)
 
 
-def _smi() -> tuple[float | None, bool | None, float | None] | None:
-    try:
-        done = subprocess.run(
-            _SMI, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True, stdin=subprocess.DEVNULL
-        )
-        return parse_smi(done.stdout)
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def parse_smi(text: str) -> tuple[float | None, bool | None, float | None] | None:
-    """Return watts, throttled and degrees Celsius of the first GPU in ``nvidia-smi``'s answer; None if malformed."""
-    fields = [part.strip() for part in text.strip().splitlines()[0].split(",")] if text.strip() else []
-    if len(fields) != 4:
-        return None
-    reasons = [part for part in fields[1:3] if part in ("Active", "Not Active")]
-    return _float(fields[0]), any(r == "Active" for r in reasons) if reasons else None, _float(fields[3])
-
-
-def _float(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+def told_by_smi(text: str) -> tuple[float | None, bool | None, float | None]:
+    """Return watts, throttled and degrees Celsius of the first GPU in ``nvidia-smi``'s answer."""
+    row = next(iter(smi.parse_query(text)), {})
+    reasons = re.findall(r"\b(Not )?Active\b", text)
+    return row.get("power.draw"), any(not no for no in reasons) if reasons else None, row.get("temperature.gpu")
