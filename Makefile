@@ -17,7 +17,8 @@ serve: setup
 # What only computes runs on all cores; what starts processes, locks and engines runs alone.
 test: lint
 	$(PYTEST) -n auto --dist worksteal tests/unit tests/plugin tests/kernels tests/train $(ARGS)
-	$(PYTEST) tests/guard tests/serve tests/state tests/e2e $(ARGS)
+	$(PYTEST) -n auto --dist loadgroup tests/state $(ARGS)
+	$(PYTEST) tests/guard tests/serve tests/e2e $(ARGS)
 
 setup:
 	@$(PYTHON) tools/setup.py
