@@ -1,6 +1,6 @@
 """What `thor-spec plan` says against what vLLM reports, each engine in a process of its own.
 
-    python benchmarks/capacity.py [--k 0 3 15] [--utilization 0.6 0.75 0.9] [--max-seqs 256] [--smoke]
+    python benchmarks/capacity.py [--k 0 3 15] [--utilization 0.6 0.75 0.9] [--state snapshot] [--smoke]
 
 Weights are made up, with the dims of Qwen3.5-35B-A3B and its usual drafter, as Qwen3-Next, whose layers are the same.
 ``--smoke`` takes the bundled model and a cache of given size: on a CPU the figures must be equal. Exits 1 when a case
@@ -65,11 +65,12 @@ def main() -> None:
     parser.add_argument("--utilization", type=float, nargs="+", default=[0.75])
     parser.add_argument("--max-seqs", type=int, default=256)
     parser.add_argument("--context", type=int, default=32768)
+    parser.add_argument("--state", choices=["reconstruct", "snapshot"], default="reconstruct")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
-        print("REPORT", json.dumps(report(json.loads(asked.child))), flush=True)
+        print("REPORT", json.dumps(report(json.loads(asked.child), asked.state)), flush=True)
         return
     cases = []
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +120,7 @@ def case(target: Path, drafter: Path, k: int, utilization: float | None, asked: 
         speculation = {"method": "dflash", "model": str(drafter), "num_speculative_tokens": k}
         options["speculative_config"] = speculation
     done = subprocess.run(
-        [sys.executable, __file__, "--child", json.dumps(options)],
+        [sys.executable, __file__, "--state", asked.state, "--child", json.dumps(options)],
         env={**os.environ, **environment(gpu is not None)},
         capture_output=True,
         text=True,
@@ -135,6 +136,7 @@ def case(target: Path, drafter: Path, k: int, utilization: float | None, asked: 
         context=context,
         max_seqs=options["max_num_seqs"],
         draft_tokens=k,
+        state=asked.state,
         state_dtype="float32",
         engine="cuda" if gpu else "cpu",
     )
@@ -152,12 +154,14 @@ def environment(gpu: bool) -> dict[str, str]:
     return own if gpu else {**own, **interpreter.environment(path)}
 
 
-def report(options: dict[str, Any]) -> dict[str, Any]:
+def report(options: dict[str, Any], state: str) -> dict[str, Any]:
     """Start an engine and return what it reports."""
     from vllm import LLM
 
     gpu = cuda.probe()
-    additional: dict[str, Any] = {"gdn_prefill_backend": "triton"} if gpu else {NAME: {"runner_kernels": "torch"}}
+    ours = {"state": state} if "speculative_config" in options else {}
+    additional: dict[str, Any] = {NAME: ours if gpu else {"runner_kernels": "torch", **ours}}
+    additional |= {"gdn_prefill_backend": "triton"} if gpu else {}
     engine = LLM(**options, additional_config=additional).llm_engine
     cache = engine.vllm_config.cache_config
     return {

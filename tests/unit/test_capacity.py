@@ -22,7 +22,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 H200 = int(139.8 * GIB)
 TARGET = ModelShape.parse("35B", QWEN35_35B)
 DRAFTER = ModelShape.parse("drafter", DRAFTER_35B)
-BASE = Request(memory=H200, utilization=0.75, context=32768, max_seqs=256)
+BASE = Request(memory=H200, utilization=0.75, context=32768, max_seqs=256, state="snapshot")
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ BASE = Request(memory=H200, utilization=0.75, context=32768, max_seqs=256)
 )
 def test_the_paper_s_figures(config: dict[str, Any], kv: int, state: int, held: int) -> None:
     """arXiv:2608.20961, section 2, with 2 bytes per element and K = 3."""
-    request = Request(memory=10 * H200, context=32768, draft_tokens=3, state_dtype="bfloat16")
+    request = Request(memory=10 * H200, context=32768, draft_tokens=3, state_dtype="bfloat16", state="snapshot")
     facts = make(request, ModelShape.parse("model", config), DRAFTER).facts
     assert facts["kv_bytes_per_token"] == kv
     assert facts["state_bytes_per_sequence"] == state
@@ -69,9 +69,10 @@ def test_capacity_within_3_percent_of_what_was_measured(drafts: int, tokens: int
 def test_the_bundled_model_s_capacity_is_exact(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """README: READY reports 190,650 tokens, 23.3 sequences of 8,192, with 1 GiB of cache on a CPU."""
+    """As engines on a CPU reported it, with 1 GiB of cache."""
     monkeypatch.setattr(cuda, "probe", lambda: None)
-    assert _plan(capsys, "nano", "--kv-cache-memory", "1GiB")["kv_cache_tokens"] == 190_650
+    assert _plan(capsys, "nano", "--kv-cache-memory", "1GiB")["kv_cache_tokens"] == 250_406
+    assert _plan(capsys, "nano", "--kv-cache-memory", "1GiB", "--state", "snapshot")["kv_cache_tokens"] == 190_650
     without = _plan(capsys, "nano", "--kv-cache-memory", "1GiB", "--draft", "none")  # prefixes are cached then
     assert (without["kv_cache_tokens"], without["sequences"]) == (441_505, 53.89)
 
@@ -261,7 +262,8 @@ def test_plan_from_a_folder_with_nothing_but_a_config(tmp_path: Path, capsys: py
     draft = tmp_path / "drafter.json"
     draft.write_text(json.dumps(DRAFTER_35B))
     argv = (str(tmp_path), "--draft", str(draft), "--memory", str(H200), "--utilization", "0.75", "--max-seqs", "256")
-    found = _plan(capsys, *argv, "--context", "32768", "--what-if", "K=3", "--what-if", "state=reconstruct")
+    argv += ("--context", "32768", "--state", "snapshot")
+    found = _plan(capsys, *argv, "--what-if", "K=3", "--what-if", "state=reconstruct")
     assert found["kv_cache_tokens"] == pytest.approx(324_720, rel=0.03)  # K by the drafter's block size
     assert found["request"]["draft_tokens"] == 15
     counts = [found["what_if"][text]["sequences"] for text in ("K=3", "state=reconstruct")]

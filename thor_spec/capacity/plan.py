@@ -44,7 +44,7 @@ class Request:
     draft_tokens: int = 0
     """K; 0 without a drafter."""
     batched_tokens: int = 8192
-    state: StateKind = "snapshot"
+    state: StateKind = "reconstruct"
     kv_dtype: str = "auto"
     state_dtype: str = "auto"
     prefix_caching: bool = False
@@ -225,7 +225,7 @@ def _facts(request: Request, target: ModelShape, drafter: ModelShape | None, sta
             "conv_bytes_per_sequence": delta.layers * delta.conv_bytes(target.element_bytes),
             "states_per_sequence": states,
             "held_state_bytes_per_sequence": states * state,
-            "record_bytes_per_node": delta.layers * delta.record_bytes(),
+            "record_bytes_per_node": delta.layers * delta.record_bytes(target.element_bytes),
         }
     return facts
 
@@ -236,14 +236,16 @@ def _items(request: Request, target: ModelShape, drafter: ModelShape | None) -> 
     found = [Item(name="weights", bytes=size, detail=str(method or f"{8 * target.element_bytes}-bit"))]
     if drafter:
         found.append(Item(name="drafter", bytes=weight_bytes(drafter), detail=f"K = {request.draft_tokens}"))
-    if drafter and target.delta_net and request.state == "reconstruct":
+    if drafter and (delta := target.delta_net) and request.state == "reconstruct":
         nodes = request.draft_tokens + 1
-        record = target.delta_net.layers * target.delta_net.record_bytes()
+        kind, each = "records", delta.record_bytes(target.element_bytes)
+        if request.engine == "cpu":  # vLLM's CPU operators know only how to write a state per token
+            kind, each = "states", delta.state_bytes(4) + delta.conv_bytes(target.element_bytes) // (delta.taps - 1)
         found.append(
             Item(
                 name="scratch",
-                bytes=record * nodes * request.max_seqs,
-                detail=f"records of {nodes} nodes of {request.max_seqs} sequences",
+                bytes=delta.layers * each * nodes * request.max_seqs,
+                detail=f"{kind} of {nodes} tokens of {request.max_seqs} sequences",
             )
         )
     peak, detail = _activations(request, target, drafter)

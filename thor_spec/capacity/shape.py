@@ -49,9 +49,13 @@ class DeltaNet:
         """Return the convolution's window of one sequence in one layer; ``drafts`` more columns are kept to verify."""
         return self.channels * (self.taps - 1 + drafts) * element_bytes
 
-    def record_bytes(self) -> int:
-        """Return what verifying keeps of one node in one layer: its key, its corrected value in fp32, two scalars."""
-        return self.value_heads * self.value_dim * 4 + self.key_heads * self.key_dim * 2 + 8 * self.value_heads
+    def record_bytes(self, element_bytes: int) -> int:
+        """Return what verifying keeps of one node in one layer.
+
+        That is its key, its pseudo-value in fp32, two scalars per head, and the convolution's input.
+        """
+        record = self.value_heads * (self.value_dim + 1) * 4 + self.key_heads * (self.key_dim * element_bytes + 4)
+        return record + self.channels * element_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

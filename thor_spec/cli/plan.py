@@ -20,7 +20,7 @@ VLLM_UTILIZATION = 0.92  # its default
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command(
-        epilog="Example: thor-spec plan qwen3.6-35b-a3b --memory 122GiB --what-if K=3 --what-if state=reconstruct"
+        epilog="Example: thor-spec plan qwen3.6-35b-a3b --memory 122GiB --what-if K=3 --what-if state=snapshot"
     )(plan)
 
 
@@ -39,7 +39,7 @@ def plan(
         typer.Option(
             help="How drafts are verified: a state per token, or one and a record.",
             metavar="snapshot|reconstruct",
-            show_default="snapshot",
+            show_default="reconstruct",
         ),
     ] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="Of the KV cache.", metavar="DTYPE", show_default="auto")] = None,
