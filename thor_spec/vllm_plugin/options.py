@@ -1,15 +1,18 @@
 """What the launcher asks of the plugin, carried in vLLM's ``additional_config["thor_spec"]``."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from thor_spec.dflash.acceptance import DELTA, EPS, Acceptance, Rule
+from thor_spec.diffusion import settings
 from thor_spec.errors import ConfigError
 
 NAME = "thor_spec"  # the plugin's name in VLLM_PLUGINS and its key in additional_config
 REQUEST_KEYS = {"thor_spec_accept": "accept", "thor_spec_eps": "accept_eps", "thor_spec_delta": "accept_delta"}
 """How a request's own rule travels in ``vllm_xargs``, which take flat values only."""
+DENOISE_KEYS = {f"thor_spec_{name}": name for name in settings.FIELDS}
+"""Likewise, to a block-diffusion model."""
 RunnerKernels = Literal["triton", "torch"]
 
 
@@ -23,6 +26,8 @@ class PluginOptions:
     """How drafts are taken, unless a request says otherwise; see ``dflash.acceptance``."""
     accept_eps: float = EPS
     accept_delta: float = DELTA
+    denoise: Mapping[str, Any] = field(default_factory=dict)
+    """How blocks are denoised, unless a request says otherwise; see ``diffusion.settings``."""
     max_request_bytes: int = 8 << 20
     """Longest body that the API server reads."""
 
@@ -33,11 +38,17 @@ class PluginOptions:
             )
 
         self.acceptance  # noqa: B018  # checks the three
+        self.denoising  # noqa: B018
 
     @property
     def acceptance(self) -> Acceptance:
         """The rule of requests that name none. Raises: ConfigError."""
         return Acceptance(rule=self.accept, eps=self.accept_eps, delta=self.accept_delta)
+
+    @property
+    def denoising(self) -> settings.Denoising:
+        """The settings of requests that name none. Raises: ConfigError."""
+        return settings.Denoising().of_request(self.denoise)
 
     @classmethod
     def parse(cls, additional_config: Mapping[str, Any]) -> "PluginOptions":
@@ -45,7 +56,7 @@ class PluginOptions:
         given = additional_config.get(NAME, {})
         if not isinstance(given, Mapping):
             raise ConfigError(f"additional_config[{NAME!r}] must be an object, not {type(given).__name__}.")
-        known = {field.name for field in fields(cls)}
+        known = {each.name for each in fields(cls)}
         if unknown := sorted(set(given) - known):
             raise ConfigError(
                 f"additional_config[{NAME!r}] has unknown options {', '.join(unknown)}. "

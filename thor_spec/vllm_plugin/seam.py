@@ -121,7 +121,8 @@ def _parameters(target: str) -> tuple[str, ...]:
     for name in path.split("."):
         scope = _definition(scope, name, target, tree)
     if isinstance(scope, ast.ClassDef):
-        scope = _definition(scope, "__init__", target, tree)
+        with contextlib.suppress(LookupError):  # a class of fields has none
+            scope = _definition(scope, "__init__", target, tree)
     if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
         return ()
     a = scope.args
@@ -141,8 +142,10 @@ def _definition(scope: ast.AST, name: str, target: str, tree: ast.Module) -> ast
     for node in ast.iter_child_nodes(scope):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
             return node
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
-            return node
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+                return node
     for base in scope.bases if isinstance(scope, ast.ClassDef) else ():
         if isinstance(base, ast.Name):
             with contextlib.suppress(LookupError):
