@@ -51,6 +51,14 @@ class ServeConfig:
     """Threshold of relaxed rules, a probability; None takes 0.09."""
     accept_delta: float | None = None
     """Factor of the threshold of ``typical``; None takes 0.3."""
+    mode: str | None = None
+    """Of a block-diffusion model: ``quality`` (None), ``speed`` or ``2.0`` name both thresholds."""
+    threshold: float | None = None
+    """Of a block-diffusion model: probability above which a mask is filled."""
+    edit_threshold: float | None = None
+    """Of a block-diffusion model: probability above which a token is replaced; 1 replaces none."""
+    max_denoise_steps: int | None = None
+    """Of a block-diffusion model: steps after which a block is filled whatever the thresholds say."""
     canary: CanarySet | None = None
     """``quick`` or ``full``: what the engine must answer before READY; None takes full on a GPU, quick without."""
     acceptance_floor: float | None = None
@@ -195,6 +203,10 @@ _PROFILE_TYPES: dict[str, type] = {
     "accept": str,
     "accept_eps": float,
     "accept_delta": float,
+    "mode": str,
+    "threshold": float,
+    "edit_threshold": float,
+    "max_denoise_steps": int,
     "canary": str,
     "acceptance_floor": float,
     "golden": str,

@@ -127,7 +127,9 @@ class Dense:
         """Return weights [T, E] float32: scores plus bias choose, first groups by their two best, then experts."""
         config = self.config
         scores = functional.linear(x.float(), self.tensors[f"{name}gate.weight"].float()).sigmoid()
-        biased = scores + self.tensors[f"{name}gate.expert_bias"] if f"{name}gate.expert_bias" in self.tensors else scores
+        biased = (
+            scores + self.tensors[f"{name}gate.expert_bias"] if f"{name}gate.expert_bias" in self.tensors else scores
+        )
         grouped = biased.unflatten(-1, (int(config["n_group"]), -1))
         best = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
         allowed = torch.zeros_like(best, dtype=torch.bool)
@@ -181,7 +183,8 @@ def tensor_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, .
             yield from swiglu(f"{name}mlp.", config["intermediate_size"])
             continue
         yield f"{name}mlp.gate.weight", (config["num_experts"], hidden)
-        yield f"{name}mlp.gate.expert_bias", (config["num_experts"],)
+        if config.get("moe_router_enable_expert_bias", True):
+            yield f"{name}mlp.gate.expert_bias", (config["num_experts"],)
         for expert in range(config["num_experts"]):
             yield from swiglu(f"{name}mlp.experts.{expert}.", config["moe_intermediate_size"])
         if shared := config["num_shared_experts"]:

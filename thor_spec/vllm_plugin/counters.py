@@ -17,6 +17,13 @@ from thor_spec import env
 EVERY = 16  # steps between copies
 DRAFTS, DENOISING = "counts", "denoising"
 """What is counted: drafts by rule and place [rules, counted, K], or the steps of blocks [counted]."""
+DENOISING_COUNTS = {
+    "forwards": "Forwards of a block that is being denoised, storing included.",
+    "blocks": "Blocks that were settled.",
+    "tokens": "Tokens of settled blocks; an answer may end before its last block does.",
+    "fills": "Masks that became tokens.",
+    "edits": "Tokens that were replaced.",
+}
 
 
 class Writer:

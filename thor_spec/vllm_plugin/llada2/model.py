@@ -48,9 +48,7 @@ class LLaDA2MoeModelLM(_Bailing):
         return loaded
 
 
-def checked(
-    weights: Iterable[tuple[str, torch.Tensor]], config: dict[str, Any]
-) -> Iterator[tuple[str, torch.Tensor]]:
+def checked(weights: Iterable[tuple[str, torch.Tensor]], config: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield ``weights``, each once, of the shapes that ``config`` means; complain at the end if any is missing."""
     expected = dict(dense.tensor_shapes(config))
     wanted = dict(expected)

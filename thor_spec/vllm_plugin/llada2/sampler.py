@@ -11,7 +11,6 @@ from thor_spec.diffusion import batched
 from thor_spec.vllm_plugin import compat, counters
 from thor_spec.vllm_plugin.llada2.canvases import Canvases
 
-COUNTED = ("forwards", "blocks", "tokens", "filled", "edits")
 _NO_PENALTIES = SimpleNamespace(output_bin_counts=None)
 
 
@@ -23,7 +22,7 @@ class BlockSampler:
         self._output = compat.SAMPLER_OUTPUT.resolve()
         self._draw = compat.GUMBEL_SAMPLE.resolve()
         self._scores = compat.LOGPROBS.resolve()
-        self._count = counters.Writer.open((len(COUNTED),), canvases.device, counters.DENOISING)
+        self._count = counters.Writer.open((len(counters.DENOISING_COUNTS),), canvases.device, counters.DENOISING)
         self.sampling_states = sampler.sampling_states
         self.penalties_state = _NO_PENALTIES
         self.compute_nans = False
@@ -43,7 +42,7 @@ class BlockSampler:
         """Step every block whose logits are here: [block] rows each; prompts have none."""
         del draft_logits
         block, device = self._canvases.block, self._canvases.device
-        rows = input_batch.num_reqs
+        rows, states = input_batch.num_reqs, self.sampling_states
         logit_counts = np.diff(input_batch.cu_num_logits_np[: rows + 1])
         stepping = np.flatnonzero(logit_counts)
         sampled = torch.zeros((rows, block), dtype=torch.int32, device=device)
@@ -66,7 +65,8 @@ class BlockSampler:
             num_sampled[places] = torch.where(done.settled, new, 0).int()
             num_rejected[places] *= ~done.settled
             self._count_step(done, new)
-            logprobs = self._logprobs(logits, tokens, before, num_sampled, slots_np, stepping, logit_counts)
+            if (asked := int(states.max_num_logprobs(slots_np))) >= 0:
+                logprobs = self._logprobs(logits, asked, before, num_sampled, stepping)
         everyone = input_batch.idx_mapping[:rows]
         self._sampler.req_states.draft_tokens[everyone, :block] = self._canvases.blocks.tokens[everyone]
         return self._output(
@@ -98,9 +98,7 @@ class BlockSampler:
         index = np.minimum(starts[:, None] + np.arange(block), logits.shape[0] - 1)
         return logits[_on(logits.device, index.ravel(), torch.int64)]
 
-    def _choose(
-        self, logits: Tensor, slots: Tensor, slots_np: np.ndarray, input_batch: Any
-    ) -> tuple[Tensor, Tensor]:
+    def _choose(self, logits: Tensor, slots: Tensor, slots_np: np.ndarray, input_batch: Any) -> tuple[Tensor, Tensor]:
         """Return each row's token and its probability: the likeliest, or one drawn as the request's settings say."""
         logits[:, self._canvases.mask] = -float("inf")
         states, block = self.sampling_states, self._canvases.block
@@ -136,28 +134,18 @@ class BlockSampler:
         self._count.publish()
 
     def _logprobs(
-        self, logits: Tensor, tokens: Tensor, before: batched.Blocks, num_sampled: Tensor, slots_np: np.ndarray,
-        stepping: np.ndarray, logit_counts: np.ndarray,
-    ) -> Any:  # fmt: skip
-        """Return the scores of settled tokens under the forward that stored them, or None if nobody asked."""
-        asked = self.sampling_states.num_logprobs[slots_np]
-        if asked.max() < 0:
-            return None
+        self, logits: Tensor, asked: int, before: batched.Blocks, num_sampled: Tensor, stepping: np.ndarray
+    ) -> Any:
+        """Return the scores of settled tokens under the forward that stored them; None if no block was settled."""
         block = self._canvases.block
-        emitted = num_sampled.cpu().numpy()  # who asks for these, waits for them
-        prompt = before.prompt.cpu().numpy()
-        rows, firsts, total = [], [], 0
-        for row in range(len(logit_counts)):
-            firsts.append(total)
-            if emitted[row]:
-                at = int(np.searchsorted(stepping, row))
-                rows.append(at * block + np.arange(prompt[at], block))
-                total += int(emitted[row])
-        if not rows:
+        emitted, prompt = num_sampled.cpu().numpy(), before.prompt.cpu().numpy()  # who asks for these, waits for them
+        at = {int(row): place for place, row in enumerate(stepping)}
+        index = [at[row] * block + np.arange(prompt[at[row]], block) for row in np.flatnonzero(emitted)]
+        if not index:
             return None
-        index = _on(logits.device, np.concatenate(rows), torch.int64)
-        chosen = before.tokens.reshape(-1)[index]
-        return self._scores(logits[index], max(int(asked.max()), 0), chosen, firsts)
+        rows = _on(logits.device, np.concatenate(index), torch.int64)
+        firsts = (np.cumsum(emitted) - emitted).tolist()
+        return self._scores(logits[rows], asked, before.tokens.reshape(-1)[rows], firsts)
 
 
 def _on(device: torch.device, values: np.ndarray, dtype: torch.dtype) -> Tensor:

@@ -12,11 +12,14 @@ _Async: Any = compat.DIFFUSION_ASYNC_SCHEDULER.resolve()
 class _InBlocks:
     """Before vLLM's scheduler in the order of resolution."""
 
+    num_spec_tokens: int
+    max_model_len: int
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.need_mamba_block_aligned_split = True  # the scheduler then asks below how much of a request may run
-        self.block = int(self.num_spec_tokens)  # type: ignore[has-type]
-        self.context = int(self.max_model_len)  # type: ignore[has-type]
+        self.block = self.num_spec_tokens
+        self.context = self.max_model_len
         if self.context % self.block:
             raise ConfigError(
                 f"The context of {self.context} tokens is no multiple of the block of {self.block}. "

@@ -21,7 +21,7 @@ def install() -> None:
             stock(self, model_config)
 
     validate.stock = stock  # type: ignore[attr-defined]
-    owner._validate_diffusion = validate
+    setattr(owner, stock.__name__, validate)
 
 
 def require_servable(params: Any) -> None:
