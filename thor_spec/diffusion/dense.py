@@ -4,7 +4,7 @@ Shapes: T tokens of a block, S settled tokens, D hidden, H heads, G key-value he
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-BLOCK, MASK = 32, 156895
-"""What LLaDA2.x checkpoints mean where their configuration does not say it."""
-
-
-def block_of(config: Mapping[str, Any]) -> int:
-    """Return the length of a block."""
-    return int(config.get("block_length") or BLOCK)
-
-
-def mask_of(config: Mapping[str, Any]) -> int:
-    """Return the mask's id."""
-    found = config.get("mask_token_id")
-    return MASK if found is None else int(found)
+from thor_spec.diffusion import layout
 
 
 @dataclass(slots=True)
@@ -46,7 +34,7 @@ class Dense:
         rope = config.get("rope_parameters") or config
         self.theta = float(rope["rope_theta"])
         self.rotary = int(self.head_dim * float(rope.get("partial_rotary_factor", 1.0)))
-        self.block, self.mask = block_of(config), mask_of(config)
+        self.block, self.mask = layout.block_of(config), layout.mask_of(config)
 
     @classmethod
     def load(cls, folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> "Dense":
@@ -158,36 +146,3 @@ class Decoder:
     def keep(self) -> None:
         """Settle the last block."""
         self._settled = self._last
-
-
-def tensor_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the name and shape of every tensor that a checkpoint of this configuration holds."""
-    hidden, heads, groups = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
-    size = config.get("head_dim") or hidden // heads
-
-    def swiglu(name: str, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{name}gate_proj.weight", (inner, hidden)
-        yield f"{name}up_proj.weight", (inner, hidden)
-        yield f"{name}down_proj.weight", (hidden, inner)
-
-    yield "model.word_embeddings.weight", (config["vocab_size"], hidden)
-    for layer in range(config["num_hidden_layers"]):
-        name = f"model.layers.{layer}."
-        yield f"{name}input_layernorm.weight", (hidden,)
-        yield f"{name}post_attention_layernorm.weight", (hidden,)
-        yield f"{name}attention.query_key_value.weight", ((heads + 2 * groups) * size, hidden)
-        yield f"{name}attention.query_layernorm.weight", (size,)
-        yield f"{name}attention.key_layernorm.weight", (size,)
-        yield f"{name}attention.dense.weight", (hidden, heads * size)
-        if layer < config["first_k_dense_replace"]:
-            yield from swiglu(f"{name}mlp.", config["intermediate_size"])
-            continue
-        yield f"{name}mlp.gate.weight", (config["num_experts"], hidden)
-        if config.get("moe_router_enable_expert_bias", True):
-            yield f"{name}mlp.gate.expert_bias", (config["num_experts"],)
-        for expert in range(config["num_experts"]):
-            yield from swiglu(f"{name}mlp.experts.{expert}.", config["moe_intermediate_size"])
-        if shared := config["num_shared_experts"]:
-            yield from swiglu(f"{name}mlp.shared_experts.", shared * config["moe_intermediate_size"])
-    yield "model.norm.weight", (hidden,)
-    yield "lm_head.weight", (config["vocab_size"], hidden)

@@ -192,6 +192,28 @@ VALIDATION_ERROR = Seam(
     why="answer a request that cannot be served with 400",
     drop_when=_SERVES_LLADA2,
 )
+_TUNER_HANGS = "vLLM's own tuner gives up on configurations that hang"
+FUSED_EXPERTS = Seam(
+    target="vllm.model_executor.layers.fused_moe.fused_moe:fused_experts",
+    signature=(
+        "hidden_states", "w1", "w2", "topk_weights", "topk_ids", "activation", "apply_router_weight_on_input",
+        "global_num_experts", "expert_map", "quant_config",
+    ),
+    why="time the fused-expert kernel",
+    drop_when=_TUNER_HANGS,
+)  # fmt: skip
+OVERRIDE_MOE_CONFIG = Seam(
+    target="vllm.model_executor.layers.fused_moe:override_config",
+    signature=("config",),
+    why="launch the fused-expert kernel as we say",
+    drop_when=_TUNER_HANGS,
+)
+MOE_CONFIG_FILE = Seam(
+    target="vllm.model_executor.layers.fused_moe.fused_moe:get_config_file_name",
+    signature=("E", "N", "dtype", "block_shape"),
+    why="name the file that vLLM reads",
+    drop_when=_TUNER_HANGS,
+)
 
 CPU_SPEC_FORWARD = Seam(
     target="vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:_spec_forward",
@@ -235,6 +257,9 @@ SEAMS = (
     ALIGNED_SPLIT,
     VALIDATE_DIFFUSION,
     VALIDATION_ERROR,
+    FUSED_EXPERTS,
+    OVERRIDE_MOE_CONFIG,
+    MOE_CONFIG_FILE,
 )
 CPU_SEAMS = (REGISTER_KERNELS, CPU_SPEC_FORWARD)  # relied on only where the CPU build is installed
 

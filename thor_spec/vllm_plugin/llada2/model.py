@@ -1,12 +1,11 @@
 """LLaDA2 out of the layers that vLLM has for Ling 2, whose architecture it shares; only the router differs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from thor_spec.diffusion import dense
-from thor_spec.errors import ConfigError
+from thor_spec.diffusion import layout
 from thor_spec.vllm_plugin import compat, receipt
 
 _Bailing: Any = compat.BAILING_MOE.resolve()
@@ -42,28 +41,7 @@ class LLaDA2MoeModelLM(_Bailing):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a checkpoint. Raises: ConfigError, naming tensors that are missing, unknown, doubled or misshapen."""
         if self.quant_config is None:
-            weights = checked(weights, self.config.to_dict())
+            weights = layout.checked(weights, self.config.to_dict())
         with receipt.of_failure():
             loaded: set[str] = super().load_weights(weights)
         return loaded
-
-
-def checked(weights: Iterable[tuple[str, torch.Tensor]], config: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield ``weights``, each once, of the shapes that ``config`` means; complain at the end if any is missing."""
-    expected = dict(dense.tensor_shapes(config))
-    wanted = dict(expected)
-    for name, tensor in weights:
-        if name not in expected:
-            raise ConfigError(f"The checkpoint holds {name}, which LLaDA2 does not have. Check its config.json.")
-        if name not in wanted:
-            raise ConfigError(f"The checkpoint holds {name} twice. Download it again.")
-        if tuple(tensor.shape) != wanted.pop(name):
-            raise ConfigError(
-                f"{name} has the shape {tuple(tensor.shape)}, and config.json means {expected[name]}. "
-                "Weights and config.json are of different models."
-            )
-        yield name, tensor
-    if wanted:
-        some = ", ".join(sorted(wanted)[:3])
-        more = f" and {len(wanted) - 3} more" if len(wanted) > 3 else ""
-        raise ConfigError(f"The checkpoint lacks {some}{more}. Download it again.")

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
 
-from thor_spec.diffusion import dense
+from thor_spec.diffusion import layout
 from thor_spec.errors import ConfigError
 from thor_spec.vllm_plugin import compat, receipt
 from thor_spec.vllm_plugin.llada2 import validation
@@ -20,8 +20,8 @@ class LLaDA2MoeConfig(PretrainedConfig):
 
     def __init__(self, **given: Any) -> None:
         # vLLM knows a diffusion model by this field.
-        given.setdefault("canvas_length", dense.block_of(given))
-        given["mask_token_id"] = dense.mask_of(given)
+        given.setdefault("canvas_length", layout.block_of(given))
+        given["mask_token_id"] = layout.mask_of(given)
         given["use_rmsnorm"] = True  # of queries and keys; the layers that we share default to another norm
         given.setdefault("embedding_dropout", 0.0)
         theta, scaling = given.pop("rope_theta", 10_000.0), given.pop("rope_scaling", None)

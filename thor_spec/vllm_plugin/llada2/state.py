@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thor_spec.diffusion import dense
+from thor_spec.diffusion import layout
 from thor_spec.vllm_plugin import compat, receipt
 from thor_spec.vllm_plugin.llada2.canvases import Canvases
 from thor_spec.vllm_plugin.llada2.sampler import BlockSampler
@@ -22,7 +22,7 @@ class LLaDA2ModelState(ThorModelState):
         config = self.model_config.hf_config
         self.block = int(vllm_config.diffusion_config.canvas_length)
         self.canvases = Canvases(
-            self.max_num_reqs, self.block, dense.mask_of(config.to_dict()), self.options.denoising, self.device
+            self.max_num_reqs, self.block, layout.mask_of(config.to_dict()), self.options.denoising, self.device
         )
         self._build = compat.ATTENTION_METADATA.resolve()
         self._full = compat.GRAPH_MODE.resolve().FULL

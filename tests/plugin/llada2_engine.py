@@ -1,0 +1,84 @@
+"""An engine in a process of its own: reads a job from standard input, writes what it generated to a file.
+
+Job: ``{"engine": {…}, "runs": [{"prompts": [[id, …]], "together": bool, "denoise": {…}, "sampling": {…}}]}``, a run
+with a ``"fault"`` at times. A fault is planted for its run only, and undone after it.
+"""
+
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+if __name__ == "__main__":
+    import numpy as np
+    import torch
+    from vllm import LLM, SamplingParams
+
+    from thor_spec.diffusion import batched
+    from thor_spec.vllm_plugin.llada2 import sampler, state
+
+    def one_row_each(starts: Any, block: int) -> tuple[Any, Any, Any]:
+        """A prompt seen as one block."""
+        rows = len(starts) - 1
+        return np.arange(rows, dtype=np.int32), starts, np.zeros(rows, dtype=np.int32)
+
+    def unstored(*args: Any) -> Any:
+        """Blocks settled by the step that changed them last."""
+        done = batched.step(*args)
+        settled = done.settled | done.blocks.stopped
+        return dataclasses.replace(done, settled=settled)
+
+    @contextlib.contextmanager
+    def planted(fault: str | None, model_state: Any) -> Iterator[None]:
+        """Break the engine."""
+        build = model_state._build
+        with contextlib.ExitStack() as stack:
+            if fault == "causal":
+                causal = mock.patch.object(model_state, "_build", lambda **kw: build(**{**kw, "causal": True}))
+                stack.enter_context(causal)
+            elif fault == "prompt in one block":
+                stack.enter_context(mock.patch.object(state, "in_blocks", one_row_each))
+            elif fault == "last change not stored":
+                stack.enter_context(mock.patch.object(sampler.batched, "step", unstored))
+            elif fault:
+                raise ValueError(fault)
+            yield
+
+    job = json.loads(sys.stdin.read())
+    torch.set_num_threads(1)
+    engine = LLM(**job["engine"])
+    runner: Any = engine.llm_engine.model_executor.driver_worker.worker.model_runner  # type: ignore[attr-defined]
+    results = []
+    for run in job["runs"]:
+        extra = {f"thor_spec_{name}": value for name, value in run.get("denoise", {}).items()}
+        params = SamplingParams(
+            **{"temperature": 0, "ignore_eos": True, **run.get("sampling", {}), "extra_args": extra}
+        )
+        prompts = [{"prompt_token_ids": ids} for ids in run["prompts"]]
+        groups = [prompts] if run["together"] else [[prompt] for prompt in prompts]
+        engine.reset_prefix_cache()
+        with planted(run.get("fault"), runner.model_state):
+            found = [o for group in groups for o in engine.generate(group, params, use_tqdm=False)]
+            again = [o for o in engine.generate(prompts[:1], params, use_tqdm=False)]
+        results.append(
+            {
+                "tokens": [list(o.outputs[0].token_ids) for o in found],
+                "again": list(again[0].outputs[0].token_ids),
+                "cached": again[0].num_cached_tokens,
+                "logprobs": [
+                    [
+                        step[token].logprob
+                        for token, step in zip(o.outputs[0].token_ids, o.outputs[0].logprobs, strict=True)
+                    ]
+                    for o in found
+                    if o.outputs[0].logprobs
+                ],
+            }
+        )
+    counted = {m.name: getattr(m, "value", None) for m in engine.get_metrics()}
+    count = runner.sampler._count.counts.tolist()
+    Path(sys.argv[1]).write_text(json.dumps({"runs": results, "metrics": counted, "counts": count}), encoding="utf-8")

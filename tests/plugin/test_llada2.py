@@ -1,0 +1,207 @@
+"""LLaDA2 in the engine against its definition in plain torch: the same tokens, whatever shares the batch."""
+
+import inspect
+import json
+import os
+import random
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from thor_spec.diffusion import decoding, layout
+from thor_spec.diffusion.dense import Dense
+from thor_spec.diffusion.settings import Denoising
+from thor_spec.nano import shipped
+from thor_spec.vllm_plugin.llada2.state import in_blocks
+
+NANO = shipped.find(shipped.DIFFUSION)
+MODES = ({"mode": "quality"}, {"mode": "speed"}, {"mode": "2.0"}, {"threshold": 0.3, "edit_threshold": 0.9})
+FAULTS = ("causal", "prompt in one block", "last change not stored")
+TOKENS = 40
+CONTEXT = 256
+BLOCK_BYTES = 5 * 2 * 2 * 64 * 32 * 4
+"""Of nano-llada's keys and values of 32 tokens, in float32."""
+LENGTHS = (1, 31, 32, 33, 64, 150, 200, 90)
+
+
+def prompts(count: int, vocabulary: int) -> list[list[int]]:
+    """Texts of lengths that end in, on and beyond a block."""
+    from tokenizers import Tokenizer
+
+    assert NANO
+    ids = Tokenizer.from_file(str(NANO / "tokenizer.json")).encode(inspect.getsource(textwrap)).ids
+    dice = random.Random(5)
+    lengths = (*LENGTHS, *(dice.randint(1, 200) for _ in range(count)))[:count]
+    starts = [dice.randrange(len(ids) - n) for n in lengths]
+    return [[i % vocabulary for i in ids[start : start + n]] for start, n in zip(starts, lengths, strict=True)]
+
+
+def generate(folder: Path, model: Path, runs: Sequence[dict[str, Any]], **engine: Any) -> dict[str, Any]:
+    out = folder / "out.json"
+    job = {
+        "runs": runs,
+        "engine": {
+            "model": str(model), "dtype": "float32", "max_model_len": CONTEXT, "max_num_seqs": 8, "block_size": 32,
+            "max_num_batched_tokens": 160, "enforce_eager": True, "disable_log_stats": False,
+            "kv_cache_memory_bytes": 8 << 20,
+            "additional_config": {"thor_spec": {"runner_kernels": "torch"}}, **engine,
+        },
+    }  # fmt: skip
+    script = Path(__file__).with_name("llada2_engine.py")
+    ours = {"VLLM_PLUGINS": "thor_spec", "VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    done = subprocess.run(
+        [sys.executable, str(script), str(out)],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, **ours},
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result
+
+
+@pytest.fixture(scope="module")
+def nano(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the engine said, with too little memory for all requests at once, and what it should have said."""
+    if NANO is None:
+        pytest.skip("nano-llada is not shipped here")
+    model = Dense.load(NANO)
+    asked = prompts(request.config.getoption("--llada2-prompts"), model.config["vocab_size"])
+    sampling = {"max_tokens": TOKENS}
+    runs = [
+        {"prompts": asked, "together": together, "denoise": mode, "sampling": sampling}
+        for mode in MODES
+        for together in (False, True)
+    ]
+    hot = {**sampling, "temperature": 0.8, "top_p": 0.9, "seed": 11}
+    drawn = [{**hot}, {**hot, "seed": 12}]
+    runs += [{"prompts": asked[:4], "together": True, "sampling": hotter} for hotter in drawn]
+    runs += [{"prompts": asked[:8], "together": True, "sampling": sampling, "fault": fault} for fault in FAULTS]
+    runs.append({"prompts": asked[1:3], "together": True, "sampling": {**sampling, "logprobs": 0}})
+    runs.append({"prompts": [asked[6] + asked[6][:50]], "together": True, "sampling": {"max_tokens": 6}})
+    found = generate(tmp_path_factory.mktemp("nano"), NANO, runs, kv_cache_memory_bytes=24 * BLOCK_BYTES)
+    wanted = [[reference(model, prompt, mode) for prompt in asked] for mode in MODES]
+    return {"model": model, "asked": asked, "found": found, "wanted": wanted, "runs": runs}
+
+
+def reference(model: Dense, prompt: list[int], given: dict[str, Any], most: int = TOKENS) -> decoding.Decoded:
+    settings = Denoising().of_request(given)
+    return decoding.decode(model.decoder(), prompt, most=most, block=32, mask=model.mask, settings=settings)
+
+
+@pytest.mark.parametrize("mode", range(len(MODES)), ids=[str(mode) for mode in MODES])
+@pytest.mark.parametrize("together", [0, 1], ids=["batch 1", "batch 8"])
+def test_the_engine_says_what_the_definition_says(nano: dict[str, Any], mode: int, together: int) -> None:
+    got = nano["found"]["runs"][2 * mode + together]
+    assert got["tokens"] == [decoded.tokens for decoded in nano["wanted"][mode]]
+    assert got["again"] == got["tokens"][0]
+
+
+def test_tokens_were_edited_and_counted(nano: dict[str, Any]) -> None:
+    assert sum(decoded.edits for wanted in nano["wanted"] for decoded in wanted) > 0
+    forwards, blocks, tokens, fills, edits = nano["found"]["counts"]
+    assert forwards > blocks > 0
+    assert edits > 0
+    assert tokens >= 2 * sum(len(d.tokens) for wanted in nano["wanted"] for d in wanted)
+    assert fills >= tokens  # what was preempted on its way was filled in vain
+
+
+def test_memory_was_short_and_prefixes_were_cached(nano: dict[str, Any]) -> None:
+    assert nano["found"]["metrics"]["vllm:num_preemptions"] > 0
+    assert nano["found"]["metrics"]["vllm:prefix_cache_hits"] > 0
+
+
+def test_drawn_tokens_follow_their_seed(nano: dict[str, Any]) -> None:
+    one, other = nano["found"]["runs"][2 * len(MODES) : 2 * len(MODES) + 2]
+    assert one["again"] == one["tokens"][0]
+    assert one["tokens"] != other["tokens"]
+    assert one["tokens"] != [decoded.tokens for decoded in nano["wanted"][0][:4]]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_changes_what_is_said(nano: dict[str, Any], fault: str) -> None:
+    got = nano["found"]["runs"][2 * len(MODES) + 2 + FAULTS.index(fault)]
+    assert got["tokens"] != [decoded.tokens for decoded in nano["wanted"][0][:8]]
+
+
+def test_log_probabilities_are_those_of_the_settled_block(nano: dict[str, Any]) -> None:
+    model: Dense = nano["model"]
+    for prompt, given in zip(nano["asked"][1:3], nano["found"]["runs"][-2]["logprobs"], strict=True):
+        text = [*prompt, *reference(model, prompt, {}, most=64).tokens]
+        decoder, wanted = model.decoder(), []
+        for start in range(0, (len(prompt) + TOKENS) // 32 * 32, 32):
+            logits = decoder(text[start : start + 32])
+            logits[:, model.mask] = -torch.inf
+            decoder.keep()
+            chances = logits.log_softmax(dim=-1)
+            wanted += [float(chances[i, text[start + i]]) for i in range(32)]
+        whole = wanted[len(prompt) :]
+        np.testing.assert_allclose(given[: len(whole)], whole, atol=1e-3)
+
+
+def test_an_answer_may_reach_the_end_of_the_context(nano: dict[str, Any]) -> None:
+    prompt = nano["runs"][-1]["prompts"][0]
+    assert nano["found"]["runs"][-1]["tokens"] == [reference(nano["model"], prompt, {}, most=6).tokens]
+
+
+CONFIG = {
+    "architectures": ["LLaDA2MoeModelLM"], "model_type": "llada2_moe", "vocab_size": 320, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32,
+    "hidden_act": "silu", "use_bias": False, "use_qkv_bias": False, "use_qk_norm": True, "norm_head": False,
+    "tie_word_embeddings": False, "rms_norm_eps": 1e-5, "max_position_embeddings": 512, "rope_theta": 600000,
+    "rope_scaling": None, "partial_rotary_factor": 0.25, "num_experts": 12, "num_shared_experts": 2,
+    "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 2,
+    "routed_scaling_factor": 1.7, "score_function": "sigmoid", "moe_router_enable_expert_bias": True,
+    "norm_topk_prob": True, "router_dtype": "fp32", "eos_token_id": 318, "pad_token_id": 318, "mask_token_id": 319,
+    "dtype": "float32",
+}  # fmt: skip
+
+
+def test_a_random_checkpoint_of_another_shape_comes_through_the_loader_whole(tmp_path: Path) -> None:
+    """Other proportions everywhere, and no tensor near zero: what is not loaded, or elsewhere, changes the scores."""
+    dice = torch.Generator().manual_seed(3)
+    tensors = {
+        name: torch.randn(shape, generator=dice) * (shape[-1] ** -0.5 if len(shape) > 1 else 0.2) + (len(shape) == 1)
+        for name, shape in layout.tensor_shapes(CONFIG)
+    }
+    folder = tmp_path / "random"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    prompt = [i * 7 % 300 for i in range(70)]
+    run = {"prompts": [prompt], "together": True, "sampling": {"max_tokens": 26, "logprobs": 0, "detokenize": False}}
+    got = generate(tmp_path, folder, [run], skip_tokenizer_init=True)["runs"][0]
+    model = Dense(CONFIG, tensors)
+    assert got["tokens"] == [reference(model, prompt, {}, most=26).tokens]
+    decoder = model.decoder()
+    for start in (0, 32):
+        decoder(prompt[start : start + 32])
+        decoder.keep()
+    logits = decoder([*prompt[64:], *got["tokens"][0]])
+    logits[:, 319] = -torch.inf
+    wanted = logits.log_softmax(dim=-1)[6:].gather(1, torch.tensor(got["tokens"][0])[:, None])[:, 0]
+    np.testing.assert_allclose(got["logprobs"][0], wanted.numpy(), atol=2e-3)
+
+
+@pytest.mark.parametrize("lengths", [[32], [70, 32, 5], [1], [64, 64], [33, 0, 2]])
+def test_rows_are_taken_apart_where_blocks_end(lengths: list[int]) -> None:
+    starts = np.cumsum([0, *lengths]).astype(np.int32)
+    owner, new, short = in_blocks(starts, 32)
+    seen = {}
+    for row, (whose, start, end, after) in enumerate(zip(owner, new[:-1], new[1:], short, strict=True)):
+        assert end - start <= 32, row
+        for token in range(start, end):
+            seen[token] = (int(whose), int(lengths[whose] - after))
+    for row, length in enumerate(lengths):
+        for place in range(length):
+            assert seen[int(starts[row]) + place] == (row, min(place // 32 * 32 + 32, length))
