@@ -26,10 +26,12 @@ if __name__ == "__main__":
         rows = len(starts) - 1
         return np.arange(rows, dtype=np.int32), starts, np.zeros(rows, dtype=np.int32)
 
+    whole_step = batched.step
+
     def unstored(*args: Any) -> Any:
-        """Blocks settled by the step that changed them last."""
-        done = batched.step(*args)
-        settled = done.settled | done.blocks.stopped
+        """Blocks settled by the step that fills their last mask."""
+        done = whole_step(*args)
+        settled = done.settled | (done.blocks.tokens != args[-1]).all(dim=1)
         return dataclasses.replace(done, settled=settled)
 
     @contextlib.contextmanager
@@ -80,5 +82,5 @@ if __name__ == "__main__":
             }
         )
     counted = {m.name: getattr(m, "value", None) for m in engine.get_metrics()}
-    count = runner.sampler._count.counts.tolist()
+    count = runner.sampler.count.counts.tolist()
     Path(sys.argv[1]).write_text(json.dumps({"runs": results, "metrics": counted, "counts": count}), encoding="utf-8")

@@ -136,7 +136,7 @@ class Decoder:
     def __init__(self, model: Dense) -> None:
         self._model, self._settled, self._last = model, Cache(), Cache()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __call__(self, block: Sequence[int]) -> Tensor:
         """Return logits [T, V]."""
         ids = torch.tensor(list(block), device=self._model.tensors["lm_head.weight"].device)

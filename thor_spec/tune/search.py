@@ -137,7 +137,9 @@ def search(
         raise ConfigError(f"{journal} holds an earlier search. Go on with --resume, or name another folder.")
     known = {(trial.tokens, _key(trial.launch)): trial for trial in _read(journal, hello["file"])}
     with journal.open("a", encoding="utf-8") as file:
-        if not known:
+        if file.tell() and not journal.read_bytes().endswith(b"\n"):
+            file.write("\n")  # its last line was cut off
+        if not file.tell():
             file.write(json.dumps({"file": hello["file"]}) + "\n")
         for tokens in batches:
             trials = []

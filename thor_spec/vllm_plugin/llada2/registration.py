@@ -65,6 +65,11 @@ def _settle(vllm_config: Any) -> None:
     budget = vllm_config.scheduler_config.max_num_batched_tokens
     if budget < block:
         raise ConfigError(f"--max-num-batched-tokens {budget} is less than a block. Take at least {block}.")
+    if getattr(vllm_config.compilation_config.cudagraph_mode, "name", None) == "FULL":
+        raise ConfigError(
+            "cudagraph_mode FULL captures prompts as well, which are taken apart anew in every step. "
+            "Take FULL_AND_PIECEWISE, the default, or FULL_DECODE_ONLY."
+        )
     _settle_attention(vllm_config.attention_config)
     if not cache.user_specified_block_size and (cache.block_size or 0) % block:
         cache.block_size = block

@@ -22,7 +22,7 @@ class BlockSampler:
         self._output = compat.SAMPLER_OUTPUT.resolve()
         self._draw = compat.GUMBEL_SAMPLE.resolve()
         self._scores = compat.LOGPROBS.resolve()
-        self._count = counters.Writer.open((len(counters.DENOISING_COUNTS),), canvases.device, counters.DENOISING)
+        self.count = counters.Writer.open((len(counters.DENOISING_COUNTS),), canvases.device, counters.DENOISING)
         self.sampling_states = sampler.sampling_states
         self.penalties_state = _NO_PENALTIES
         self.compute_nans = False
@@ -130,8 +130,8 @@ class BlockSampler:
     def _count_step(self, done: batched.Stepped, new: Tensor) -> None:
         settled = done.settled
         numbers = (torch.ones_like(new), settled, settled * new, done.filled, done.edited)
-        self._count.counts += torch.stack([number.sum().long() for number in numbers])
-        self._count.publish()
+        self.count.counts += torch.stack([number.sum().long() for number in numbers])
+        self.count.publish()
 
     def _logprobs(
         self, logits: Tensor, asked: int, before: batched.Blocks, num_sampled: Tensor, stepping: np.ndarray

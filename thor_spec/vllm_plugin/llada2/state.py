@@ -55,8 +55,9 @@ class LLaDA2ModelState(ThorModelState):
         tokens = input_batch.num_tokens_after_padding if is_padded else input_batch.num_tokens
         starts_np, starts = input_batch.query_start_loc_np[: rows + 1], input_batch.query_start_loc[: rows + 1]
         ends, upper = input_batch.seq_lens[:rows], input_batch.seq_lens_cpu_upper_bound[:rows]
-        if not for_capture and np.diff(starts_np).max() > self.block:
-            # Never of a captured graph: those hold a block for each request, in the runner's own buffers.
+        if np.diff(starts_np).max() > self.block:
+            if is_padded:  # a graph knows the rows that it was captured with, and would attend to others silently
+                raise RuntimeError("a graph was captured or replayed over rows that are longer than a block")
             owner, starts_np, short = in_blocks(starts_np, self.block)
             starts, index = _on(starts, starts_np), _on(block_tables[0], owner).long()
             ends = ends[index] - _on(ends, short)
