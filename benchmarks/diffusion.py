@@ -235,7 +235,7 @@ def plain(
             {
                 "way": way,
                 "tokens/s": round(asked.tokens / statistics.median(seconds), 2),
-                "tokens a forward": round(len(done.tokens) / done.forwards, 3),
+                "tokens a forward": round((done.blocks * model.block - len(prompt) % model.block) / done.forwards, 3),
                 "edits": done.edits,
                 "answer": done.tokens,
             }

@@ -1,7 +1,7 @@
 """An engine in a process of its own: reads a job from standard input, writes what it generated to a file.
 
-Job: ``{"engine": {…}, "runs": [{"prompts": [[id, …]], "together": bool, "denoise": {…}, "sampling": {…}}]}``, a run
-with a ``"fault"`` at times. A fault is planted for its run only, and undone after it.
+Job: ``{"engine": {…}, "overlap": bool, "runs": [{"prompts": [[id, …]], "together": bool, "denoise": {…}, "sampling":
+{…}}]}``, a run with a ``"fault"`` at times. A fault is planted for its run only, and undone after it.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ if __name__ == "__main__":
     import numpy as np
     import torch
     from vllm import LLM, SamplingParams
+    from vllm.platforms.cpu import CpuPlatform
 
     from thor_spec.diffusion import batched
     from thor_spec.vllm_plugin.llada2 import sampler, state
@@ -50,7 +51,15 @@ if __name__ == "__main__":
                 raise ValueError(fault)
             yield
 
+    def overlapping(stock: Any, config: Any) -> None:
+        """Schedule a step while the one before it runs, as on a GPU; vLLM sees no need for it on a CPU."""
+        stock(config)
+        config.scheduler_config.async_scheduling = True
+
     job = json.loads(sys.stdin.read())
+    if job["overlap"]:
+        stock = CpuPlatform.check_and_update_config
+        CpuPlatform.check_and_update_config = classmethod(lambda cls, config: overlapping(stock, config))
     torch.set_num_threads(1)
     engine = LLM(**job["engine"])
     runner: Any = engine.llm_engine.model_executor.driver_worker.worker.model_runner  # type: ignore[attr-defined]

@@ -45,10 +45,13 @@ def prompts(count: int, vocabulary: int) -> list[list[int]]:
     return [[i % vocabulary for i in ids[start : start + n]] for start, n in zip(starts, lengths, strict=True)]
 
 
-def generate(folder: Path, model: Path, runs: Sequence[dict[str, Any]], **engine: Any) -> dict[str, Any]:
+def generate(
+    folder: Path, model: Path, runs: Sequence[dict[str, Any]], *, overlap: bool, **engine: Any
+) -> dict[str, Any]:
     out = folder / "out.json"
     job = {
         "runs": runs,
+        "overlap": overlap,
         "engine": {
             "model": str(model), "dtype": "float32", "max_model_len": CONTEXT, "max_num_seqs": 8, "block_size": 32,
             "max_num_batched_tokens": 160, "enforce_eager": True, "disable_log_stats": False,
@@ -71,6 +74,13 @@ def generate(folder: Path, model: Path, runs: Sequence[dict[str, Any]], **engine
     return result
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Steps overlap with scheduling, as on a GPU; where many prompts are asked for, once without as well."""
+    if "nano" in metafunc.fixturenames:
+        ways = ("overlapping", "in turn") if metafunc.config.getoption("--llada2-prompts") > 8 else ("overlapping",)
+        metafunc.parametrize("nano", ways, indirect=True, scope="module")
+
+
 @pytest.fixture(scope="module")
 def nano(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the engine said, with too little memory for all requests at once, and what it should have said."""
@@ -91,7 +101,10 @@ def nano(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     runs += [{**one, "fault": fault} for fault in FAULTS]
     runs.append({"prompts": asked[1:3], "together": True, "sampling": {**sampling, "logprobs": 0}})
     runs.append({"prompts": [asked[6] + asked[6][:50]], "together": True, "sampling": {"max_tokens": 6}})
-    found = generate(tmp_path_factory.mktemp("nano"), NANO, runs, kv_cache_memory_bytes=24 * BLOCK_BYTES)
+    overlap = request.param == "overlapping"
+    found = generate(
+        tmp_path_factory.mktemp("nano"), NANO, runs, overlap=overlap, kv_cache_memory_bytes=24 * BLOCK_BYTES
+    )
     wanted = [[reference(model, prompt, mode) for prompt in asked] for mode in MODES]
     return {"model": model, "asked": asked, "found": found, "wanted": wanted, "runs": runs}
 
@@ -182,7 +195,7 @@ def test_a_random_checkpoint_of_another_shape_comes_through_the_loader_whole(tmp
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     prompt = [i * 7 % 300 for i in range(70)]
     run = {"prompts": [prompt], "together": True, "sampling": {"max_tokens": 26, "logprobs": 0, "detokenize": False}}
-    got = generate(tmp_path, folder, [run], skip_tokenizer_init=True)["runs"][0]
+    got = generate(tmp_path, folder, [run], overlap=False, skip_tokenizer_init=True)["runs"][0]
     model = Dense(CONFIG, tensors)
     assert got["tokens"] == [reference(model, prompt, {}, most=26).tokens]
     decoder = model.decoder()

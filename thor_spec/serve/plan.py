@@ -150,10 +150,7 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None) 
     )
     preflight.require_sound(found, note)
     if note and is_diffusion(target) and found["weights"] != "none":
-        note(
-            f"note: {found['weights']} weights save memory here, not time: a step of 32 tokens brings each expert about "
-            "one row."
-        )
+        note(f"note: {found['weights']} weights save memory here, not time: a step brings each expert about one row.")
     gpu = has_gpu_build()
     argv = _argv(resolved, target, drafter, draft_tokens, context, gpu=gpu)
     return Plan(
