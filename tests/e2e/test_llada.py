@@ -81,7 +81,6 @@ def test_stop_strings_ends_and_lengths(llada: Served) -> None:
     token = whole["token_ids"][7]
     ended = ask(llada, **{**NEVER_ENDS, "stop_token_ids": [token]}).json()["choices"][0]
     assert ended["token_ids"] == whole["token_ids"][: whole["token_ids"].index(token) + 1]
-    assert ask(llada, model="nano-llada", prompt=PROMPT, max_tokens=500).status_code == 400  # longer than the context
 
 
 def test_seeds_repeat_and_log_probabilities_come_along(llada: Served) -> None:

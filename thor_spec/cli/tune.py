@@ -7,19 +7,19 @@ from typing import Annotated
 
 import typer
 
-EXAMPLE = "Example: thor-spec run -- thor-spec tune moe ./LLaDA2.1-mini --out ./moe-configs --resume"
+EXAMPLE = "Example: thor-spec tune moe ./LLaDA2.1-mini --out ./moe-configs --resume"
 
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(help="Find launch configurations for this device.", no_args_is_help=True)
-    group.callback()(_group)
+    group = typer.Typer(help="Find launch configurations for this device.", no_args_is_help=True, epilog=EXAMPLE)
     group.command(epilog=EXAMPLE)(moe)
+    group.callback()(_group)
     app.add_typer(group, name="tune")
 
 
 def _group() -> None:
-    """Keep the group a group while it has one command."""
+    """Find launch configurations for this device."""  # a group of one command would otherwise be that command
 
 
 def moe(
@@ -38,7 +38,8 @@ def moe(
     """Time vLLM's fused-expert kernel for a model's experts, and write the file that vLLM reads.
 
     A configuration that hangs is given up after --timeout; what was measured is kept. Serve with the result by setting
-    VLLM_TUNED_CONFIG_FOLDER to the folder. Holds no lock: run it under `thor-spec run`.
+    VLLM_TUNED_CONFIG_FOLDER to the folder. Holds no lock: run it under
+    `thor-spec run --`.
     """
     from thor_spec.errors import ConfigError
     from thor_spec.serve.checkpoint import open_checkpoint

@@ -147,5 +147,5 @@ def sampler_for(sampler: Any, vllm_config: Any, rules: RequestRules, device: tor
             )
         return None
     shape = (len(RULES), len(COUNTED), speculation.num_speculative_tokens)
-    count = counters.Writer.open(shape, device, counters.DRAFTS)
+    count = counters.Writer.open(shape, device, counters.DRAFTS, vllm_config.parallel_config)
     return sampler, RelaxedRejectionSampler(sampler, speculation, device, rules=rules, count=count)

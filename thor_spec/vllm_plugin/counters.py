@@ -7,7 +7,7 @@ steps, without waiting for the device; a reader maps the file.
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -40,10 +40,14 @@ class Writer:
         self._under_way: torch.cuda.Event | None = None
 
     @classmethod
-    def open(cls, shape: tuple[int, ...], device: torch.device, kind: str) -> Self:
-        """Return a writer into the launcher's folder; where no launcher waits for us, nobody reads."""
-        folder = env.receipts_dir()
-        return cls(folder / f"{os.getpid()}.{kind}.npy" if folder else None, shape, device)
+    def open(cls, shape: tuple[int, ...], device: torch.device, kind: str, parallel: Any) -> Self:
+        """Return a writer into the launcher's folder; where no launcher waits for us, nobody reads.
+
+        Args:
+            parallel: vLLM's parallel configuration; of the devices that share each layer, the first one counts.
+        """
+        folder, is_first = env.receipts_dir(), parallel.rank % parallel.tensor_parallel_size == 0
+        return cls(folder / f"{os.getpid()}.{kind}.npy" if folder and is_first else None, shape, device)
 
     def publish(self) -> None:
         """Copy the sums out now and then. Never waits for the device."""

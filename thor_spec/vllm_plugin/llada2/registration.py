@@ -71,10 +71,10 @@ def _settle(vllm_config: Any) -> None:
             "Take FULL_AND_PIECEWISE, the default, or FULL_DECODE_ONLY."
         )
     _settle_attention(vllm_config.attention_config)
-    if not cache.user_specified_block_size and (cache.block_size or 0) % block:
+    if not cache.user_specified_block_size:
         cache.block_size = block
         cache.user_specified_block_size = True
-    if cache.enable_prefix_caching and (cache.block_size or 0) % block:
+    if cache.enable_prefix_caching and cache.block_size % block:
         raise ConfigError(
             f"With KV blocks of {cache.block_size} tokens a cached prefix could end inside a block of {block}, whose "
             f"keys depend on what follows. Take a multiple: --block-size {block}, or --no-enable-prefix-caching."

@@ -17,12 +17,14 @@ _NO_PENALTIES = SimpleNamespace(output_bin_counts=None)
 class BlockSampler:
     """Offers what the runner asks of a sampler; see ``vllm_plugin.llada2`` for how steps are reported."""
 
-    def __init__(self, sampler: Any, canvases: Canvases, context: int) -> None:
+    def __init__(self, sampler: Any, canvases: Canvases, context: int, parallel: Any) -> None:
         self._sampler, self._canvases, self._context = sampler, canvases, context
         self._output = compat.SAMPLER_OUTPUT.resolve()
         self._draw = compat.GUMBEL_SAMPLE.resolve()
         self._scores = compat.LOGPROBS.resolve()
-        self.count = counters.Writer.open((len(counters.DENOISING_COUNTS),), canvases.device, counters.DENOISING)
+        self.count = counters.Writer.open(
+            (len(counters.DENOISING_COUNTS),), canvases.device, counters.DENOISING, parallel
+        )
         self.sampling_states = sampler.sampling_states
         self.penalties_state = _NO_PENALTIES
         self.compute_nans = False

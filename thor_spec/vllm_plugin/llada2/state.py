@@ -30,7 +30,8 @@ class LLaDA2ModelState(ThorModelState):
     def custom_sampler(self, sampler: Any) -> tuple[Any, Any]:
         """Take steps of blocks instead of sampling."""
         with receipt.of_failure():
-            return BlockSampler(sampler, self.canvases, self.max_model_len), None
+            parallel = self.vllm_config.parallel_config
+            return BlockSampler(sampler, self.canvases, self.max_model_len, parallel), None
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
         """Begin the request's block."""
