@@ -69,12 +69,12 @@ if __name__ == "__main__":
         params = SamplingParams(
             **{"temperature": 0, "ignore_eos": True, **run.get("sampling", {}), "extra_args": extra}
         )
-        prompts = [{"prompt_token_ids": ids} for ids in run["prompts"]]
+        # Salted, so that a run finds only its own prefixes.
+        prompts = [{"prompt_token_ids": ids, "cache_salt": str(len(results))} for ids in run["prompts"]]
         groups = [prompts] if run["together"] else [[prompt] for prompt in prompts]
-        engine.reset_prefix_cache()
         with planted(run.get("fault"), runner.model_state):
             found = [o for group in groups for o in engine.generate(group, params, use_tqdm=False)]
-            again = [o for o in engine.generate(prompts[:1], params, use_tqdm=False)]
+            again = engine.generate(prompts[-1:], params, use_tqdm=False)
         results.append(
             {
                 "tokens": [list(o.outputs[0].token_ids) for o in found],

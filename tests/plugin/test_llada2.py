@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from safetensors.torch import save_file
 from thor_spec.diffusion import decoding, layout
 from thor_spec.diffusion.dense import Dense
 from thor_spec.diffusion.settings import Denoising
+from thor_spec.errors import ConfigError
 from thor_spec.nano import shipped
+from thor_spec.vllm_plugin.llada2 import registration, state
 from thor_spec.vllm_plugin.llada2.state import in_blocks
 
 NANO = shipped.find(shipped.DIFFUSION)
@@ -66,7 +69,7 @@ def generate(
         input=json.dumps(job),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=40 * len(runs),
         env={**os.environ, **ours},
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
@@ -103,7 +106,7 @@ def nano(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     runs.append({"prompts": [asked[6] + asked[6][:50]], "together": True, "sampling": {"max_tokens": 6}})
     overlap = request.param == "overlapping"
     found = generate(
-        tmp_path_factory.mktemp("nano"), NANO, runs, overlap=overlap, kv_cache_memory_bytes=24 * BLOCK_BYTES
+        tmp_path_factory.mktemp("nano"), NANO, runs, overlap=overlap, kv_cache_memory_bytes=18 * BLOCK_BYTES
     )
     wanted = [[reference(model, prompt, mode) for prompt in asked] for mode in MODES]
     return {"model": model, "asked": asked, "found": found, "wanted": wanted, "runs": runs}
@@ -119,7 +122,7 @@ def reference(model: Dense, prompt: list[int], given: dict[str, Any], most: int 
 def test_the_engine_says_what_the_definition_says(nano: dict[str, Any], mode: int, together: int) -> None:
     got = nano["found"]["runs"][2 * mode + together]
     assert got["tokens"] == [decoded.tokens for decoded in nano["wanted"][mode]]
-    assert got["again"] == got["tokens"][0]
+    assert got["again"] == got["tokens"][-1]
 
 
 def test_tokens_were_edited_and_counted(nano: dict[str, Any]) -> None:
@@ -133,12 +136,12 @@ def test_tokens_were_edited_and_counted(nano: dict[str, Any]) -> None:
 
 def test_memory_was_short_and_prefixes_were_cached(nano: dict[str, Any]) -> None:
     assert nano["found"]["metrics"]["vllm:num_preemptions"] > 0
-    assert nano["found"]["metrics"]["vllm:prefix_cache_hits"] > 0
+    assert min(run["cached"] for run in nano["found"]["runs"][: 2 * len(MODES)]) > 0
 
 
 def test_drawn_tokens_follow_their_seed(nano: dict[str, Any]) -> None:
     one, other = nano["found"]["runs"][2 * len(MODES) : 2 * len(MODES) + 2]
-    assert one["again"] == one["tokens"][0]
+    assert one["again"] == one["tokens"][-1]
     assert one["tokens"] != other["tokens"]
     assert one["tokens"] != [decoded.tokens for decoded in nano["wanted"][0][:4]]
 
@@ -220,3 +223,74 @@ def test_rows_are_taken_apart_where_blocks_end(lengths: list[int]) -> None:
     for row, length in enumerate(lengths):
         for place in range(length):
             assert seen[int(starts[row]) + place] == (row, min(place // 32 * 32 + 32, length))
+
+
+def configuration(**changes: Any) -> Any:
+    """What vLLM hands over, as far as it is looked at."""
+    found = {
+        "model_config.hf_config.canvas_length": 32, "model_config.max_model_len": 256, "speculative_config": None,
+        "parallel_config.pipeline_parallel_size": 1, "lora_config": None, "kv_transfer_config": None,
+        "scheduler_config.max_num_batched_tokens": 64, "attention_config.backend": None,
+        "attention_config.flash_attn_version": None, "compilation_config.cudagraph_mode": None,
+        "cache_config.block_size": 16, "cache_config.user_specified_block_size": False,
+        "cache_config.enable_prefix_caching": True, "diffusion_config.canvas_length": 32, **changes,
+    }  # fmt: skip
+    root = SimpleNamespace()
+    for path, what in found.items():
+        *parents, name = path.split(".")
+        place = root
+        for parent in parents:
+            place.__dict__.setdefault(parent, SimpleNamespace())
+            place = getattr(place, parent)
+        setattr(place, name, what)
+    return root
+
+
+def test_the_engine_s_configuration_is_completed() -> None:
+    config = configuration()
+    registration.EngineConfig.verify_and_update_config(config)
+    assert config.cache_config.block_size == 32
+    assert config.attention_config.use_non_causal
+    assert config.scheduler_config.scheduler_cls == registration.SCHEDULER
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model_config.max_model_len": 250}, "Take 224"),
+        ({"speculative_config": 1}, "speculation"),
+        ({"parallel_config.pipeline_parallel_size": 2}, "pipeline"),
+        ({"lora_config": 1}, "LoRA"),
+        ({"kv_transfer_config": 1}, "KV transfer"),
+        ({"scheduler_config.max_num_batched_tokens": 16}, "at least 32"),
+        ({"attention_config.backend": SimpleNamespace(name="FLASHINFER")}, "FLASH_ATTN or TRITON_ATTN"),
+        ({"compilation_config.cudagraph_mode": SimpleNamespace(name="FULL")}, "FULL_AND_PIECEWISE"),
+        ({"cache_config.user_specified_block_size": True}, "--block-size 32"),
+        ({"diffusion_config.canvas_length": 16}, "--diffusion-config"),
+    ],
+    ids=str,
+)
+def test_what_blocks_cannot_do_is_refused_by_name(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        registration.EngineConfig.verify_and_update_config(configuration(**change))
+
+
+def test_a_published_configuration_is_read_without_what_it_leaves_unsaid() -> None:
+    published = {key: given for key, given in CONFIG.items() if key != "mask_token_id"}
+    config = registration.LLaDA2MoeConfig(**published)
+    assert (config.canvas_length, config.mask_token_id, config.use_rmsnorm) == (32, 156895, True)
+    rope = {"rope_type": "default", "rope_theta": 600000, "partial_rotary_factor": 0.25}
+    assert config.rope_parameters == rope
+
+
+def test_a_graph_over_rows_longer_than_a_block_is_refused() -> None:
+    """It would replay the rows of its capture: silently wrong attention, that is, garbage."""
+    model_state: Any = state.LLaDA2ModelState.__new__(state.LLaDA2ModelState)
+    model_state.block, model_state._full = 32, "FULL"
+    batch = SimpleNamespace(
+        num_reqs=1, num_reqs_after_padding=1, num_tokens=64, num_tokens_after_padding=64,
+        query_start_loc=torch.tensor([0, 64]), query_start_loc_np=np.array([0, 64], np.int32),
+        seq_lens=torch.tensor([64]), seq_lens_cpu_upper_bound=torch.tensor([64]),
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match="longer than a block"):
+        model_state.prepare_attn(batch, "FULL", (torch.zeros(1, 2),), torch.zeros(1, 64), None, None)

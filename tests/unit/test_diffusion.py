@@ -174,6 +174,7 @@ def test_a_request_s_own_threshold_wins_over_its_mode(mode: str) -> None:
     [
         {"mode": "fast"},
         {"mode": 2.0},
+        {"mode": None},
         {"threshold": 1.1},
         {"threshold": None},
         {"threshold": True},

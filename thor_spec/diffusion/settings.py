@@ -62,7 +62,8 @@ class Denoising:
         if unknown := sorted(set(given) - set(FIELDS)):
             raise ConfigError(f"thor_spec has no option {', '.join(unknown)}. Known: {', '.join(FIELDS)}.")
         threshold, edit = self.threshold, self.edit_threshold
-        if (mode := given.get("mode")) is not None:
+        if "mode" in given:
+            mode = given["mode"]
             if not isinstance(mode, str) or mode not in MODES:
                 raise ConfigError(f"mode={mode!r} is not one of {', '.join(MODES)}.")
             threshold, edit = MODES[mode]
