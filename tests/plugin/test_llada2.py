@@ -26,7 +26,7 @@ from thor_spec.vllm_plugin.llada2 import registration, state
 from thor_spec.vllm_plugin.llada2.state import in_blocks
 
 NANO = shipped.find(shipped.DIFFUSION)
-MODES = ({"mode": "quality"}, {"mode": "speed"}, {"mode": "2.0"}, {"threshold": 0.3, "edit_threshold": 0.9})
+MODES = ({"mode": "quality"}, {"mode": "speed"}, {"mode": "2.0"})
 UNEDITED = 2
 FAULTS = ("causal", "prompt in one block", "last change not stored")
 TOKENS = 40

@@ -51,7 +51,8 @@ def tensor_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, .
         for expert in range(config["num_experts"]):
             yield from swiglu(f"{name}mlp.experts.{expert}.", config["moe_intermediate_size"])
         if shared := config["num_shared_experts"]:
-            yield from swiglu(f"{name}mlp.shared_experts.", shared * config["moe_intermediate_size"])
+            one = config.get("moe_shared_expert_intermediate_size") or config["moe_intermediate_size"]
+            yield from swiglu(f"{name}mlp.shared_experts.", shared * one)
     yield "model.norm.weight", (hidden,)
     yield "lm_head.weight", (config["vocab_size"], hidden)
 
