@@ -70,7 +70,7 @@ def generate(
         input=json.dumps(job),
         capture_output=True,
         text=True,
-        timeout=40 * len(runs),
+        timeout=max(280, 2 * sum(len(run["prompts"]) for run in runs)),
         env={**os.environ, **ours},
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
