@@ -58,9 +58,7 @@ class BlockSampler:
             logits = self._whole_blocks(logits, logit_counts[stepping])
             choices, sure = self._choose(logits, slots, slots_np, input_batch)
             before, rules = self._canvases.take(slots)
-            done = batched.step(
-                before, choices.view(-1, block), sure.view(-1, block), rules, self._canvases.mask
-            )  # fmt: skip
+            done = batched.step(before, choices.view(-1, block), sure.view(-1, block), rules, self._canvases.mask)
             self._canvases.put(slots, done.blocks, done.settled)
             tokens, new = self._emitted(before)
             sampled[places] = tokens.int()
