@@ -25,6 +25,10 @@ def state_dir(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["THOR_SPEC_STATE_DIR"] = str(tmp_path_factory.mktemp("state"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--llada2-prompts", type=int, default=8, help="prompts that LLaDA2 must answer as defined")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not HAS_GPU:

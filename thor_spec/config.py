@@ -67,6 +67,14 @@ class ServeConfig:
     position; None takes one where nothing forbids it."""
     gdn_kernel: str | None = None
     """How drafts are verified on Gated-DeltaNet layers with one state: ``replay``, ``wy``, or ``auto`` (None)."""
+    mode: str | None = None
+    """Of a block-diffusion model: ``quality`` (None), ``speed`` or ``2.0`` name both thresholds."""
+    threshold: float | None = None
+    """Of a block-diffusion model: probability above which a mask is filled."""
+    edit_threshold: float | None = None
+    """Of a block-diffusion model: probability above which a token is replaced; 1 replaces none."""
+    max_denoise_steps: int | None = None
+    """Of a block-diffusion model: steps after which a block is filled whatever the thresholds say."""
     canary: CanarySet | None = None
     """``quick`` or ``full``: what the engine must answer before READY; None takes full on a GPU, quick without."""
     dummy_weights: bool = False
@@ -226,6 +234,10 @@ _PROFILE_TYPES: dict[str, type] = {
     "accept_delta": float,
     "state": str,
     "gdn_kernel": str,
+    "mode": str,
+    "threshold": float,
+    "edit_threshold": float,
+    "max_denoise_steps": int,
     "canary": str,
     "acceptance_floor": float,
     "golden": str,

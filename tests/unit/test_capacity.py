@@ -17,6 +17,7 @@ from thor_spec.cli.main import main
 from thor_spec.device import cuda
 from thor_spec.device.cuda import Gpu
 from thor_spec.errors import CapacityError, ConfigError
+from thor_spec.nano import shipped
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 H200 = int(139.8 * GIB)
@@ -75,6 +76,16 @@ def test_the_bundled_model_s_capacity_is_exact(
     assert _plan(capsys, "nano", "--kv-cache-memory", "1GiB", "--state", "snapshot")["kv_cache_tokens"] == 190_650
     without = _plan(capsys, "nano", "--kv-cache-memory", "1GiB", "--draft", "none")  # prefixes are cached then
     assert (without["kv_cache_tokens"], without["sequences"]) == (441_505, 53.89)
+
+
+@pytest.mark.skipif(shipped.find(shipped.DIFFUSION) is None, reason="nano-llada is not shipped here")
+def test_a_block_diffusion_model_s_capacity_is_exact(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What READY reported with 1 GiB of cache on a CPU; the blocks are of 32 tokens everywhere."""
+    monkeypatch.setattr(cuda, "probe", lambda: None)
+    found = _plan(capsys, str(shipped.find(shipped.DIFFUSION)), "--kv-cache-memory", "1GiB")
+    assert found["kv_cache_tokens"] == 419_424
 
 
 @pytest.mark.parametrize(

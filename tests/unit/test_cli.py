@@ -16,7 +16,7 @@ from thor_spec.guard.locks import ADMISSION, LockDirectory
 from thor_spec.known import combinations
 
 COMMANDS = (
-    *("serve", "train", "train drafter", "run", "status", "stop", "top"),
+    *("serve", "train", "train drafter", "tune", "tune moe", "run", "status", "stop", "top"),
     *("plan", "profiles list", "profiles show", "profiles check"),
     *("reap", "doctor", "service print", "version"),
 )
@@ -54,6 +54,8 @@ def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[st
         (["serve", "--profile", "/nowhere.yaml"], 2, "cannot be read"),
         (["serve", "--dry-run", "--", "--hf-overrides", "{"], 2, "needs JSON"),
         (["train", "drafter", "/nowhere", "--out", "x"], 2, "Missing option"),
+        (["tune", "moe", "/nowhere", "--out", "x"], 2, "No checkpoint at /nowhere"),
+        (["tune", "moe", "x", "--out", "x", "--timeout", "0"], 2, "must be positive"),
         (["run"], 2, "needs a command after --"),
         (["run", "--mount", "/", "--", "true"], 2, "Name its image with --container"),
         (["run", "--container", "vllm:latest", "--", "true"], 13, "not named by digest"),

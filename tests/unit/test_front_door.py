@@ -5,6 +5,7 @@ import json
 import pytest
 
 from thor_spec.dflash.acceptance import Acceptance
+from thor_spec.diffusion.settings import Denoising
 from thor_spec.errors import ConfigError
 from thor_spec.vllm_plugin.front_door import rewritten
 
@@ -47,3 +48,19 @@ def test_corruption_is_planted_only_where_the_server_allows_it() -> None:
         rewritten(body, SERVER)
     with pytest.raises(ConfigError, match="control='x' is not one of state-slot"):
         rewritten(json.dumps({"thor_spec": {"control": "x"}}).encode(), SERVER, controls=True)
+
+
+def test_settings_of_blocks_travel_in_the_extra_arguments() -> None:
+    given = {"mode": "2.0", "edit_threshold": None, "max_denoise_steps": 8}
+    found, rule = rewritten(json.dumps({"thor_spec": given}).encode(), Denoising())
+    extra = {"thor_spec_mode": "2.0", "thor_spec_edit_threshold": 1.0, "thor_spec_max_denoise_steps": 8}
+    assert json.loads(found) == {"vllm_xargs": extra}
+    assert rule == Denoising(threshold=0.95, edit_threshold=None, max_steps=8)
+    names = {key.removeprefix("thor_spec_"): value for key, value in extra.items()}
+    assert Denoising().of_request(names).described == rule.described  # what the engine makes of it
+
+
+@pytest.mark.parametrize("given", ["speed", {"mode": "fast"}, {"accept": "typical"}, {"threshold": 2}])
+def test_wrong_settings_of_blocks_are_refused(given: object) -> None:
+    with pytest.raises(ConfigError):
+        rewritten(json.dumps({"thor_spec": given}).encode(), Denoising())

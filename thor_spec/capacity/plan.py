@@ -23,6 +23,8 @@ RUNTIME_BYTES = GIB * 5 // 4  # CUDA context, library workspaces, what the alloc
 GRAPH_BYTES = GIB  # of each model that is captured
 _SAMPLING_BYTES = 2 + 4 + 4 + 8  # of a logit: as it comes, in fp32, sorted, and the order
 _CPU_BLOCK_TOKENS = 128
+_DENOISED_TOKENS = {"LLaDA2MoeModelLM": 32}
+"""Tokens of a block that is denoised as a whole; serve takes KV blocks of the same length."""
 
 Engine = Literal["cuda", "cpu"]
 
@@ -170,6 +172,11 @@ class MemoryPlan:
         }
 
 
+def _block_tokens(request: Request, target: ModelShape) -> int:
+    own = _CPU_BLOCK_TOKENS if request.engine == "cpu" else blocks.KERNEL_BLOCK_TOKENS
+    return _DENOISED_TOKENS.get(target.architecture, own)
+
+
 def make(request: Request, target: ModelShape, drafter: ModelShape | None = None) -> MemoryPlan:
     """Return the plan. Raises: ConfigError (K without a drafter, context, quantization)."""
     if request.draft_tokens and drafter is None:
@@ -197,7 +204,7 @@ def make(request: Request, target: ModelShape, drafter: ModelShape | None = None
             kv_dtype=request.kv_dtype,
             state_dtype=state_dtype,
             prefix_caching=request.prefix_caching,
-            kernel_block_tokens=_CPU_BLOCK_TOKENS if request.engine == "cpu" else blocks.KERNEL_BLOCK_TOKENS,
+            kernel_block_tokens=_block_tokens(request, target),
         ),
         facts=_facts(request, target, drafter, state_dtype),
     )

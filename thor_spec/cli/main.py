@@ -18,6 +18,7 @@ from thor_spec.cli import (
     service,
     top,
     train,
+    tune,
     verify,
     version,
 )
@@ -31,7 +32,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (serve, verify, bench, report, train, job, top, reap, plan, profiles, doctor, service, version):
+for module in (
+    serve, verify, bench, report, train, tune, job, top, reap, plan, profiles, doctor, service, version,
+):  # fmt: skip
     module.register(app)
 
 

@@ -92,6 +92,27 @@ def serve(
             show_default="auto",
         ),
     ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            help="How a block-diffusion model denoises, unless a request says.",
+            metavar="quality|speed|2.0",
+            show_default="quality",
+        ),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="Probability above which it fills a mask.", metavar="P", show_default="the mode's"),
+    ] = None,
+    edit_threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="Probability above which it replaces a token; 1: never.", metavar="P", show_default="the mode's"
+        ),
+    ] = None,
+    max_denoise_steps: Annotated[
+        int | None, typer.Option(help="Steps after which it fills the whole block.", metavar="N", show_default="64")
+    ] = None,
     canary: Annotated[
         str | None,
         typer.Option(
@@ -175,6 +196,10 @@ def serve(
         "accept_delta": accept_delta,
         "state": state,
         "gdn_kernel": gdn_kernel,
+        "mode": mode,
+        "threshold": threshold,
+        "edit_threshold": edit_threshold,
+        "max_denoise_steps": max_denoise_steps,
         "canary": canary,
         "acceptance_floor": acceptance_floor,
         "golden": golden,
@@ -215,15 +240,14 @@ def _ready_text(ready: "Ready") -> str:
     capacity = (
         f"{ready.kv.tokens:,} tokens, {ready.kv.sequences:.1f} sequences of {ready.context:,}" if ready.kv else "?"
     )
-    lossy = "" if ready.accept == "exact" else f", accept {ready.accept} (lossy)"
-    speculation = f"{ready.drafter}, K = {ready.draft_tokens}{lossy}" if ready.drafter else "none"
+    how = f"  denoise  {ready.denoise}" if ready.denoise else f"  drafter  {_speculation(ready)}"
     message = {"role": "user", "content": "Say hello."}
     body = json.dumps({"model": ready.model, "messages": [message], "max_tokens": 64})
     return "\n".join(
         [
             f"READY in {ready.seconds:.1f} s: {ready.url}",
             f"  model    {ready.model}",
-            f"  drafter  {speculation}",
+            how,
             f"  KV cache {capacity}",
             *([f"  state    {ready.recurrent_state}"] if ready.recurrent_state else []),
             f"  canary   {', '.join(ready.checks)}",
@@ -232,6 +256,11 @@ def _ready_text(ready: "Ready") -> str:
             f"  try      curl {ready.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
         ]
     )
+
+
+def _speculation(ready: "Ready") -> str:
+    lossy = "" if ready.accept == "exact" else f", accept {ready.accept} (lossy)"
+    return f"{ready.drafter}, K = {ready.draft_tokens}{lossy}" if ready.drafter else "none"
 
 
 def _margin_text(ready: "Ready") -> str:

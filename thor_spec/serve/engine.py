@@ -117,6 +117,7 @@ class Engine:
             drafter=plan.drafter.name if plan.drafter else None,
             draft_tokens=plan.draft_tokens,
             accept=plan.acceptance.described,
+            denoise=plan.denoising.described if plan.denoising else "",
             context=plan.context,
             kv=outcome.kv,
             recurrent_state=next((r.recurrent_state for r in receipt.collect(self._receipts) if r.recurrent_state), ""),
@@ -215,7 +216,7 @@ class Engine:
                 plan.resolved.config.model,
                 canary.Canary(
                     speculating=plan.drafter is not None,
-                    tools=plan.target.has_chat_template and plan.context >= canary.TOOL_CONTEXT,
+                    tools=plan.may_call_tools and plan.context >= canary.TOOL_CONTEXT,
                     full=plan.full_canary,
                     context=plan.context,
                     acceptance_floor=plan.resolved.config.acceptance_floor,

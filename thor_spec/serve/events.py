@@ -21,6 +21,8 @@ class Ready:
     draft_tokens: int
     accept: str
     """Rule for drafts of requests that name none; any other than ``exact`` is lossy."""
+    denoise: str
+    """How a block-diffusion model denoises for requests that do not say; empty for any other model."""
     context: int
     kv: "KVCapacity | None"
     recurrent_state: str

@@ -13,6 +13,8 @@ from thor_spec import env
 from thor_spec.config import DEFAULT_DRAFT_TOKENS, HIDDEN, Resolved, ServeConfig
 from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.dflash.drafter import Drafter
+from thor_spec.diffusion.settings import FIELDS as DENOISING_FIELDS
+from thor_spec.diffusion.settings import Denoising
 from thor_spec.errors import ConfigError, EngineStartError, PlatformError
 from thor_spec.nano import checkpoints as nano
 from thor_spec.nano import shipped
@@ -36,6 +38,7 @@ _OPTIONS = {
 }
 _TOOL_PARSERS = {"Qwen3_5ForConditionalGeneration": "qwen3_xml", "Qwen3_5MoeForConditionalGeneration": "qwen3_xml"}
 _CPU_KV_CACHE_BYTES = 1 << 30
+_ACCEPTANCE = ("accept", "accept_eps", "accept_delta")
 FRONT_DOOR = "thor_spec.vllm_plugin.front_door.FrontDoor"
 GATE = "thor_spec.vllm_plugin.gate.Gate"
 
@@ -67,6 +70,16 @@ class Plan:
     def acceptance(self) -> Acceptance:
         """How drafts are taken by requests that do not say."""
         return Acceptance().of_request(_acceptance(self.resolved.config))
+
+    @property
+    def denoising(self) -> Denoising | None:
+        """How blocks are denoised for requests that do not say; None where the model has no blocks."""
+        return Denoising().of_request(_denoising(self.resolved.config)) if is_diffusion(self.target) else None
+
+    @property
+    def may_call_tools(self) -> bool:
+        """Whether calls can be asked for whose form a grammar ensures; none can guide a block."""
+        return self.target.has_chat_template and not is_diffusion(self.target)
 
     @property
     def full_canary(self) -> bool:
@@ -117,12 +130,13 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None, 
     compat.require_plugin()
     config = resolved.config
     target = open_checkpoint(config.model, locate(config.model, note))
-    if target.architecture not in compat.TARGETS:
+    if target.architecture not in compat.SERVED:
         raise ConfigError(
             f"{config.model} is a {target.architecture}, which thor-spec does not serve. "
-            f"It serves {', '.join(compat.TARGETS)}."
+            f"It serves {', '.join(compat.SERVED)}."
         )
     context = config.context or target.context
+    _require_its_options(config, target)
     if context > target.context:
         raise ConfigError(
             f"--context {context} is more than the {target.context} tokens that {config.model} was made for. "
@@ -138,6 +152,8 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None, 
         variables=config.environment,
     )
     preflight.require_sound(found, note)
+    if note and is_diffusion(target) and found["weights"] != "none":
+        note(f"note: {found['weights']} weights save memory here, not time: a step brings each expert about one row.")
     gpu = has_gpu_build()
     if stock and not gpu:
         raise PlatformError(
@@ -156,6 +172,23 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None, 
         stock=stock,
         api_key=api_key.read(config),
     )
+
+
+def is_diffusion(target: Checkpoint) -> bool:
+    """Return whether the model denoises blocks."""
+    return target.architecture == compat.LLADA2
+
+
+def _require_its_options(config: ServeConfig, target: Checkpoint) -> None:
+    """Raise ConfigError for options that mean nothing to this model: of drafts, or of blocks."""
+    drafting = ("draft_tokens", *_ACCEPTANCE, "acceptance_floor")
+    diffuses = is_diffusion(target)
+    given = [name for name in (drafting if diffuses else DENOISING_FIELDS) if getattr(config, name) is not None]
+    given += ["draft"] if diffuses and config.draft not in (None, "none") else []
+    if given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        why = "is a block-diffusion model, and takes no drafts" if diffuses else "is not a block-diffusion model"
+        raise ConfigError(f"{config.model} {why}. Leave out {flags}.")
 
 
 def _drafter(
@@ -216,7 +249,11 @@ def _argv(
     if relaxation and drafter is None:
         raise ConfigError(f"--{next(iter(relaxation)).replace('_', '-')} needs drafts. Name a drafter: --draft.")
     Acceptance().of_request(relaxation)  # checks it
+    denoising = _denoising(config)
+    Denoising().of_request(denoising)  # likewise
     options: dict[str, Any] = {**relaxation, **_state(config, target, passed=config.vllm_args, drafter=drafter)}
+    if denoising:
+        options["denoise"] = denoising
     if not gpu:
         options["runner_kernels"] = "torch"
     if config.max_request_bytes is not None:
@@ -239,7 +276,8 @@ def _argv(
         # Upstream has open corruption reports for exactly this combination (vllm#53912).
         defaults.append("--no-enable-prefix-caching")
     if not stock:  # the last one stands first
-        defaults += [*(("--middleware", FRONT_DOOR) if drafter else ()), "--middleware", GATE]
+        has_rules = drafter is not None or is_diffusion(target)
+        defaults += [*(("--middleware", FRONT_DOOR) if has_rules else ()), "--middleware", GATE]
     if config.dummy_weights:
         ours["--load-format"] = "dummy"
     if not gpu and not passthrough.mentions(passed, "--enforce-eager"):
@@ -252,8 +290,11 @@ def _argv(
 
 
 def _acceptance(config: ServeConfig) -> dict[str, Any]:
-    names = ("accept", "accept_eps", "accept_delta")
-    return {name: value for name in names if (value := getattr(config, name)) is not None}
+    return {name: value for name in _ACCEPTANCE if (value := getattr(config, name)) is not None}
+
+
+def _denoising(config: ServeConfig) -> dict[str, Any]:
+    return {name: value for name in DENOISING_FIELDS if (value := getattr(config, name)) is not None}
 
 
 def _state(

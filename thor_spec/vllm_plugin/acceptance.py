@@ -13,6 +13,7 @@ import torch
 from thor_spec.dflash.acceptance import RULES, Acceptance
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.relax import kernel
+from thor_spec.kernels.relax.reference import COUNTED
 from thor_spec.vllm_plugin import compat, counters
 from thor_spec.vllm_plugin.controls import Controls
 from thor_spec.vllm_plugin.options import REQUEST_KEYS
@@ -158,5 +159,6 @@ def sampler_for(
                 "watermark. Leave one of them out."
             )
         return None
-    count = counters.Writer.open(speculation.num_speculative_tokens, device)
+    shape = (len(RULES), len(COUNTED), speculation.num_speculative_tokens)
+    count = counters.Writer.open(shape, device, counters.DRAFTS, vllm_config.parallel_config)
     return sampler, RelaxedRejectionSampler(sampler, speculation, device, rules=rules, count=count, controls=controls)

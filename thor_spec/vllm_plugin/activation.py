@@ -18,4 +18,9 @@ def activate() -> None:
     for architecture in compat.TARGETS:
         # By name, so that importing a model stays the business of the process that runs it.
         registry.register_model(architecture, f"{_MODELS}:{architecture}")
+    for architecture, place in compat.OWN_MODELS.items():
+        registry.register_model(architecture, place)
+    from thor_spec.vllm_plugin.llada2 import registration  # of vLLM's own, which only now are known to be there
+
+    registration.register()
     receipt.leave(receipt.Receipt(pid=os.getpid(), state="active", vllm=version))

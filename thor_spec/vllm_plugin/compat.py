@@ -104,6 +104,137 @@ REGISTER_KERNELS = Seam(
     drop_when="vLLM brings native CPU kernels for the V2 runner",
 )
 
+_SERVES_LLADA2 = "vLLM serves LLaDA2"
+MODELS_CONFIG_MAP = Seam(
+    target="vllm.model_executor.models.config:MODELS_CONFIG_MAP",
+    signature=None,
+    why="settle the engine's configuration for LLaDA2",
+    drop_when=_SERVES_LLADA2,
+)
+DIFFUSION_CONFIG = Seam(
+    target="vllm.config.diffusion:DiffusionConfig",
+    signature=None,
+    why="say how long a block is",
+    drop_when=_SERVES_LLADA2,
+)
+BAILING_MOE = Seam(
+    target="vllm.model_executor.models.bailing_moe:BailingMoeV2ForCausalLM",
+    signature=("self", "*", "vllm_config", "prefix"),
+    why="build LLaDA2 of the layers that it shares with Ling 2",
+    drop_when=_SERVES_LLADA2,
+)
+BAILING_EXPERTS = Seam(
+    target="vllm.model_executor.models.bailing_moe:BailingMoE.forward",
+    signature=("self", "hidden_states"),
+    why="choose experts by unrounded scores",
+    drop_when=_SERVES_LLADA2,
+)
+ATTENTION_METADATA = Seam(
+    target="vllm.v1.worker.gpu.attn_utils:build_attn_metadata",
+    signature=(
+        "attn_groups", "num_reqs", "num_tokens", "query_start_loc_gpu", "query_start_loc_cpu", "max_query_len",
+        "seq_lens", "max_seq_len", "block_tables", "slot_mappings", "kv_cache_config", "seq_lens_cpu_upper_bound",
+        "dcp_local_seq_lens", "dcp_local_seq_lens_cpu_upper_bound", "positions", "is_prefilling", "mm_req_doc_ranges",
+        "model_specific_attn_metadata", "for_cudagraph_capture", "causal", "rswa_prefix_lens", "ubatch_idx",
+        "fast_prefill", "req_idx",
+    ),
+    why="let tokens see the whole of their block and of those before it",
+    drop_when=_SERVES_LLADA2,
+)  # fmt: skip
+PREPARE_ATTENTION = Seam(
+    target="vllm.v1.worker.gpu.model_states.interface:ModelState.prepare_attn",
+    signature=(
+        "self", "input_batch", "cudagraph_mode", "block_tables", "slot_mappings", "attn_groups", "kv_cache_config",
+        "for_capture", "ubatch_idx",
+    ),
+    why="let tokens see the whole of their block and of those before it",
+    drop_when=_SERVES_LLADA2,
+)  # fmt: skip
+GRAPH_MODE = Seam(
+    target="vllm.config.compilation:CUDAGraphMode",
+    signature=None,
+    why="know whether a step is padded for a captured graph",
+    drop_when=_SERVES_LLADA2,
+)
+SAMPLER_OUTPUT = Seam(
+    target="vllm.v1.worker.gpu.sample.output:SamplerOutput",
+    signature=None,
+    why="report settled tokens",
+    drop_when=_SERVES_LLADA2,
+)
+GUMBEL_SAMPLE = Seam(
+    target="vllm.v1.worker.gpu.sample.gumbel:gumbel_sample",
+    signature=(
+        "logits", "expanded_idx_mapping", "temperature", "seed", "pos", "apply_temperature", "is_drafting",
+        "logits_cache", "logits_cache_col", "use_fp64", "logits_cache_source",
+    ),
+    why="draw tokens by each request's seed",
+    drop_when=_SERVES_LLADA2,
+)  # fmt: skip
+LOGPROBS = Seam(
+    target="vllm.v1.worker.gpu.sample.logprob:compute_topk_scores",
+    signature=(
+        "logits", "num_logprobs", "sampled_token_ids", "cu_num_logits", "logprob_token_ids_state",
+        "expanded_idx_mapping", "max_per_req_token_ids", "logits_mode",
+    ),
+    why="report the probabilities of settled tokens",
+    drop_when=_SERVES_LLADA2,
+)  # fmt: skip
+DIFFUSION_SCHEDULER = Seam(
+    target="vllm.v1.core.sched.diffusion_scheduler:DiffusionScheduler",
+    signature=None,
+    why="schedule whole blocks",
+    drop_when=_SERVES_LLADA2,
+)
+DIFFUSION_ASYNC_SCHEDULER = Seam(
+    target="vllm.v1.core.sched.diffusion_scheduler:DiffusionAsyncScheduler",
+    signature=None,
+    why="schedule whole blocks",
+    drop_when=_SERVES_LLADA2,
+)
+ALIGNED_SPLIT = Seam(
+    target="vllm.v1.core.sched.scheduler:Scheduler._mamba_block_aligned_split",
+    signature=(
+        "self", "request", "num_new_tokens", "num_new_local_computed_tokens", "num_external_computed_tokens",
+    ),
+    why="end chunks of a prompt where blocks end",
+    drop_when=_SERVES_LLADA2,
+)  # fmt: skip
+VALIDATE_DIFFUSION = Seam(
+    target="vllm.sampling_params:SamplingParams._validate_diffusion",
+    signature=("self", "model_config"),
+    why="allow LLaDA2 the temperatures and seeds that vLLM refuses to diffusion models",
+    drop_when=_SERVES_LLADA2,
+)
+VALIDATION_ERROR = Seam(
+    target="vllm.exceptions:VLLMValidationError",
+    signature=None,
+    why="answer a request that cannot be served with 400",
+    drop_when=_SERVES_LLADA2,
+)
+_TUNER_HANGS = "vLLM's own tuner gives up on configurations that hang"
+FUSED_EXPERTS = Seam(
+    target="vllm.model_executor.layers.fused_moe.fused_moe:fused_experts",
+    signature=(
+        "hidden_states", "w1", "w2", "topk_weights", "topk_ids", "activation", "apply_router_weight_on_input",
+        "global_num_experts", "expert_map", "quant_config",
+    ),
+    why="time the fused-expert kernel",
+    drop_when=_TUNER_HANGS,
+)  # fmt: skip
+OVERRIDE_MOE_CONFIG = Seam(
+    target="vllm.model_executor.layers.fused_moe:override_config",
+    signature=("config",),
+    why="launch the fused-expert kernel as we say",
+    drop_when=_TUNER_HANGS,
+)
+MOE_CONFIG_FILE = Seam(
+    target="vllm.model_executor.layers.fused_moe.fused_moe:get_config_file_name",
+    signature=("E", "N", "dtype", "block_shape"),
+    why="name the file that vLLM reads",
+    drop_when=_TUNER_HANGS,
+)
+
 CPU_SPEC_FORWARD = Seam(
     target="vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:_spec_forward",
     signature=(
@@ -226,6 +357,24 @@ SEAMS = (
     PREPARE_ATTN,
     POSTPROCESS_STATE,
     INITIALIZE_KV_CACHE,
+    MODELS_CONFIG_MAP,
+    DIFFUSION_CONFIG,
+    BAILING_MOE,
+    BAILING_EXPERTS,
+    ATTENTION_METADATA,
+    PREPARE_ATTENTION,
+    GRAPH_MODE,
+    SAMPLER_OUTPUT,
+    GUMBEL_SAMPLE,
+    LOGPROBS,
+    DIFFUSION_SCHEDULER,
+    DIFFUSION_ASYNC_SCHEDULER,
+    ALIGNED_SPLIT,
+    VALIDATE_DIFFUSION,
+    VALIDATION_ERROR,
+    FUSED_EXPERTS,
+    OVERRIDE_MOE_CONFIG,
+    MOE_CONFIG_FILE,
 )
 CPU_SEAMS = (REGISTER_KERNELS, CPU_SPEC_FORWARD, CPU_PREFILL)  # relied on only where the CPU build is installed
 
@@ -239,6 +388,11 @@ TARGETS = {
     "Qwen3_5ForConditionalGeneration": "vllm.model_executor.models.qwen3_5:Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration": "vllm.model_executor.models.qwen3_5:Qwen3_5MoeForConditionalGeneration",
 }
+
+LLADA2 = "LLaDA2MoeModelLM"
+"""Which no vLLM knows; registered under its published name."""
+OWN_MODELS = {LLADA2: "thor_spec.vllm_plugin.llada2.model:LLaDA2MoeModelLM"}
+SERVED = (*TARGETS, *OWN_MODELS)
 
 
 def target_seam(architecture: str) -> Seam:

@@ -7,26 +7,31 @@ steps, without waiting for the device; a reader maps the file.
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from thor_spec import env
-from thor_spec.dflash.acceptance import RULES
-from thor_spec.kernels.relax.reference import COUNTED
 
 EVERY = 16  # steps between copies
-_SUFFIX = ".counts.npy"
+DRAFTS, DENOISING = "counts", "denoising"
+"""What is counted: drafts by rule and place [rules, counted, K], or the steps of blocks [counted]."""
+DENOISING_COUNTS = {
+    "forwards": "Forwards of a block that is being denoised, storing included.",
+    "blocks": "Blocks that were settled.",
+    "tokens": "Tokens of settled blocks; an answer may end before its last block does.",
+    "fills": "Masks that became tokens.",
+    "edits": "Tokens that were replaced.",
+}
 
 
 class Writer:
     """The engine's end."""
 
-    def __init__(self, path: Path | None, places: int, device: torch.device) -> None:
-        shape = (len(RULES), len(COUNTED), places)
+    def __init__(self, path: Path | None, shape: tuple[int, ...], device: torch.device) -> None:
         self.counts = torch.zeros(shape, dtype=torch.int64, device=device)
-        """Added to by the sampler [rules, counted, K], int64."""
+        """Added to by the sampler, int64."""
         self._file = np.zeros(shape, dtype=np.int64)
         if path is not None:
             self._file = np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=shape)  # type: ignore[no-untyped-call]
@@ -35,10 +40,14 @@ class Writer:
         self._under_way: torch.cuda.Event | None = None
 
     @classmethod
-    def open(cls, places: int, device: torch.device) -> Self:
-        """Return a writer into the launcher's folder; where no launcher waits for us, nobody reads."""
-        folder = env.receipts_dir()
-        return cls(folder / f"{os.getpid()}{_SUFFIX}" if folder else None, places, device)
+    def open(cls, shape: tuple[int, ...], device: torch.device, kind: str, parallel: Any) -> Self:
+        """Return a writer into the launcher's folder; where no launcher waits for us, nobody reads.
+
+        Args:
+            parallel: vLLM's parallel configuration; of the devices that share each layer, the first one counts.
+        """
+        folder, is_first = env.receipts_dir(), parallel.rank % parallel.tensor_parallel_size == 0
+        return cls(folder / f"{os.getpid()}.{kind}.npy" if folder and is_first else None, shape, device)
 
     def publish(self) -> None:
         """Copy the sums out now and then. Never waits for the device."""
@@ -55,10 +64,10 @@ class Writer:
             self._under_way.record()
 
 
-def read() -> Iterator[np.ndarray]:
-    """Yield the counts of each engine process [rules, counted, K], as far as there are any."""
+def read(kind: str) -> Iterator[np.ndarray]:
+    """Yield the counts of each engine process, as far as there are any."""
     folder = env.receipts_dir()
-    for path in sorted(folder.glob(f"*{_SUFFIX}")) if folder else []:
+    for path in sorted(folder.glob(f"*.{kind}.npy")) if folder else []:
         try:
             yield np.array(np.load(path, mmap_mode="r"))
         except (OSError, ValueError):  # just being made

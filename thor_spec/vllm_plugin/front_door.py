@@ -1,7 +1,8 @@
 """ASGI middleware of vLLM's API server: takes ``thor_spec`` out of request bodies and labels what comes back.
 
-A body's ``{"thor_spec": {"accept": "typical"}}`` is checked here, where a mistake is answered with 400, and travels on
-as ``vllm_xargs``. Each answer says in a header which rule its tokens came by, since a relaxed rule is not lossless.
+A body's ``{"thor_spec": {"accept": "typical"}}``, or ``{"mode": "speed"}`` to a block-diffusion model, is checked here,
+where a mistake is answered with 400, and travels on as ``vllm_xargs``. Each answer says in a header how its tokens came
+about.
 """
 
 import functools
@@ -11,12 +12,19 @@ from typing import Any
 
 from thor_spec.config import CONTROLS
 from thor_spec.dflash.acceptance import RULES, Acceptance
+from thor_spec.diffusion.settings import Denoising
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.relax.reference import COUNTED
 from thor_spec.vllm_plugin import counters
-from thor_spec.vllm_plugin.options import CONTROL_KEY, NAME, REQUEST_KEYS, PluginOptions
+from thor_spec.vllm_plugin.counters import DENOISING_COUNTS
+from thor_spec.vllm_plugin.options import CONTROL_KEY, DENOISE_KEYS, NAME, REQUEST_KEYS, PluginOptions
 
-HEADER = b"x-thor-spec-accept"
+Rule = Acceptance | Denoising
+HEADERS: dict[type, bytes] = {Acceptance: b"x-thor-spec-accept", Denoising: b"x-thor-spec-denoise"}
+_KEYS: dict[type, dict[str, str]] = {
+    kind: {name: key for key, name in keys.items()}
+    for kind, keys in ((Acceptance, REQUEST_KEYS), (Denoising, DENOISE_KEYS))
+}
 _PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 
@@ -26,6 +34,7 @@ class FrontDoor:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._options: PluginOptions | None = None
+        self._default: Rule = Acceptance()
         _register_collector()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -35,7 +44,7 @@ class FrontDoor:
             return
         body = await _whole(receive)
         options = self._plugin_options(scope)
-        rule = options.acceptance
+        rule = self._default
         if b'"thor_spec"' in body:
             try:
                 body, rule = rewritten(body, rule, controls=options.controls)
@@ -43,22 +52,24 @@ class FrontDoor:
                 await _refuse(send, str(error))
                 return
             scope = {**scope, "headers": [*_without_length(scope), (b"content-length", str(len(body)).encode())]}
-        label = rule.described.encode()
+        label = (HEADERS[type(rule)], rule.described.encode())
 
         async def labelled(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), (HEADER, label)]}
+                message = {**message, "headers": [*message.get("headers", ()), label]}
             await send(message)
 
         await self._app(scope, _replay(body, receive), labelled)
 
     def _plugin_options(self, scope: Any) -> PluginOptions:
         if self._options is None:  # the application knows its configuration only once it serves
-            self._options = PluginOptions.parse(scope["app"].state.vllm_config.additional_config)
+            config = scope["app"].state.vllm_config
+            self._options = options = PluginOptions.parse(config.additional_config)
+            self._default = options.denoising if config.model_config.is_diffusion else options.acceptance
         return self._options
 
 
-def rewritten(body: bytes, default: Acceptance, *, controls: bool = False) -> tuple[bytes, Acceptance]:
+def rewritten(body: bytes, default: Rule, *, controls: bool = False) -> tuple[bytes, Rule]:
     """Return the body with its ``thor_spec`` in ``vllm_xargs``, and the rule. Raises: ConfigError, naming the field.
 
     A body that is not a JSON object passes as it is: vLLM's own answer to it is better than ours.
@@ -71,17 +82,20 @@ def rewritten(body: bytes, default: Acceptance, *, controls: bool = False) -> tu
         return body, default
     given = request.pop(NAME)
     if not isinstance(given, dict):
-        raise ConfigError(f'{NAME} must be an object such as {{"accept": "exact"}}, not {type(given).__name__}.')
+        example = '{"accept": "exact"}' if isinstance(default, Acceptance) else '{"mode": "speed"}'
+        raise ConfigError(f"{NAME} must be an object such as {example}, not {type(given).__name__}.")
     control = given.pop("control", None) if controls else None
     if control is not None and control not in CONTROLS:
         raise ConfigError(f"control={control!r} is not one of {', '.join(CONTROLS)}.")
-    rule = default.of_request(given)
+    rule: Rule = default.of_request(given)
     extra = request.get("vllm_xargs") or {}
     if not isinstance(extra, dict):
         raise ConfigError(f"vllm_xargs must be an object, not {type(extra).__name__}.")
-    names = {name: key for key, name in REQUEST_KEYS.items()}
+    names = _KEYS[type(rule)]
+    # Flat values only: no editing, which is null here, is a threshold that no probability exceeds.
+    ours = {names[name]: 1.0 if value is None else value for name, value in given.items()}
     planted = {CONTROL_KEY: control} if control else {}
-    request["vllm_xargs"] = {**extra, **{names[name]: value for name, value in given.items()}, **planted}
+    request["vllm_xargs"] = {**extra, **ours, **planted}
     return json.dumps(request).encode(), rule
 
 
@@ -97,12 +111,24 @@ class _Collector:
             "relaxed": "Drafted tokens that were taken because a threshold allowed it.",
             "rejected": "Requests that drew another token than the draft, by its place.",
         }
-        found = list(counters.read())
+        found = list(counters.read(counters.DRAFTS))
         for i, name in enumerate(COUNTED):
             family = CounterMetricFamily(f"thor_spec:{name}_tokens", help_of[name], labels=("rule", "position"))
             for number, rule in enumerate(RULES):
                 for place in range(found[0].shape[2] if found else 0):
                     family.add_metric((rule, str(place)), float(sum(counts[number, i, place] for counts in found)))
+            yield family
+        yield from _denoising()
+
+
+def _denoising() -> Iterator[Any]:
+    """Yield the counts of blocks; tokens a forward are their ``tokens`` over ``forwards``, and so on."""
+    from prometheus_client.core import CounterMetricFamily
+
+    if found := list(counters.read(counters.DENOISING)):
+        for number, (name, text) in enumerate(DENOISING_COUNTS.items()):
+            family = CounterMetricFamily(f"thor_spec:denoising_{name}", text)
+            family.add_metric((), float(sum(counts[number] for counts in found)))
             yield family
 
 

@@ -1,10 +1,11 @@
 """What the launcher asks of the plugin, carried in vLLM's ``additional_config["thor_spec"]``."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from thor_spec.dflash.acceptance import DELTA, EPS, Acceptance, Rule
+from thor_spec.diffusion import settings
 from thor_spec.errors import ConfigError
 
 NAME = "thor_spec"  # the plugin's name in VLLM_PLUGINS and its key in additional_config
@@ -12,6 +13,8 @@ REQUEST_KEYS = {"thor_spec_accept": "accept", "thor_spec_eps": "accept_eps", "th
 """How a request's own rule travels in ``vllm_xargs``, which take flat values only."""
 CONTROL_KEY = "thor_spec_control"
 """In ``vllm_xargs``: what is to be corrupted, where the server allows that."""
+DENOISE_KEYS = {f"thor_spec_{name}": name for name in settings.FIELDS}
+"""Likewise, to a block-diffusion model."""
 RunnerKernels = Literal["triton", "torch"]
 State = Literal["auto", "reconstruct", "snapshot"]
 GDNKernel = Literal["auto", "replay", "wy"]
@@ -27,6 +30,8 @@ class PluginOptions:
     """How drafts are taken, unless a request says otherwise; see ``dflash.acceptance``."""
     accept_eps: float = EPS
     accept_delta: float = DELTA
+    denoise: Mapping[str, Any] = field(default_factory=dict)
+    """How blocks are denoised, unless a request says otherwise; see ``diffusion.settings``."""
     max_request_bytes: int = 8 << 20
     """Longest body that the API server reads."""
     controls: bool = False
@@ -43,11 +48,17 @@ class PluginOptions:
                 raise ConfigError(f"thor_spec.{name}={value!r} is not one of {', '.join(get_args(known))}.")
 
         self.acceptance  # noqa: B018  # checks the three
+        self.denoising  # noqa: B018
 
     @property
     def acceptance(self) -> Acceptance:
         """The rule of requests that name none. Raises: ConfigError."""
         return Acceptance(rule=self.accept, eps=self.accept_eps, delta=self.accept_delta)
+
+    @property
+    def denoising(self) -> settings.Denoising:
+        """The settings of requests that name none. Raises: ConfigError."""
+        return settings.Denoising().of_request(self.denoise)
 
     @classmethod
     def parse(cls, additional_config: Mapping[str, Any]) -> "PluginOptions":
@@ -55,7 +66,7 @@ class PluginOptions:
         given = additional_config.get(NAME, {})
         if not isinstance(given, Mapping):
             raise ConfigError(f"additional_config[{NAME!r}] must be an object, not {type(given).__name__}.")
-        known = {field.name for field in fields(cls)}
+        known = {each.name for each in fields(cls)}
         if unknown := sorted(set(given) - known):
             raise ConfigError(
                 f"additional_config[{NAME!r}] has unknown options {', '.join(unknown)}. "

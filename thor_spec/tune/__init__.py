@@ -1,0 +1,1 @@
+"""Finding fast launch configurations for kernels that vLLM reads from files."""
