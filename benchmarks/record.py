@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from thor_spec import provenance
+from thor_spec.record import without_places
 
-_ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = 1
 BOOTSTRAPS = 10_000
 
@@ -47,10 +47,5 @@ def write(name: str, result: dict[str, Any], *, seeds: dict[str, int] | None = N
     source = origin.as_dict()
     source["commit"] = source["commit"] or os.environ.get("COMMIT")  # a machine that got the files without git
     record = {"schema": SCHEMA, "name": name, "provenance": source, **result}
-    path.write_text(_without_places(json.dumps(record, indent=1)) + "\n", encoding="utf-8")
+    path.write_text(without_places(json.dumps(record, indent=1)) + "\n", encoding="utf-8")
     return path
-
-
-def _without_places(text: str) -> str:
-    """Return the text without the folders of this machine, which say nothing to others."""
-    return text.replace(str(_ROOT), ".").replace(str(Path.home()), "~")

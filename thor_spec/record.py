@@ -1,6 +1,7 @@
 """A run's record: one JSON file in a folder of its own, with a schema, its provenance and its raw samples."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,4 +80,6 @@ def find(folder: Path) -> list[Record]:
 
 def without_places(text: str) -> str:
     """Return the text without the folders of this machine, which say nothing to others."""
-    return text.replace(str(_TREE), ".").replace(str(Path.home()), "~")
+    for folder, name in ((_TREE, "."), (Path.home(), "~")):
+        text = re.sub(re.escape(str(folder)) + r"(?![\w.-])", name, text)  # whole names only
+    return text

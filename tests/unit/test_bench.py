@@ -335,6 +335,12 @@ def test_dummies_have_whole_vocabularies(tmp_path: Path) -> None:
         dummy.make("x", tmp_path)
 
 
+def test_only_whole_names_of_folders_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(record._TREE) + "-home")
+    told = f"{record._TREE}/a {record._TREE}-home/b {record._TREE}s/c"
+    assert record.without_places(told) == f"./a ~/b {record._TREE}s/c"
+
+
 def test_records_are_written_once_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = record.write("bench-chat", {"home": str(Path.home() / "x"), "value": 3})
