@@ -9,21 +9,17 @@ tokens per second; greedy tokens with drafts are compared with those without, an
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from engine_process import run_again
 from record import write
 
-from thor_spec.vllm_plugin import interpreter
 from thor_spec.vllm_plugin.options import NAME as PLUGIN
 
-ROOT = Path(__file__).parent.parent
 TEMPERATURES = (0.0, 0.7)
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 DRAFTS = "vllm:spec_decode_num_drafts"
@@ -81,34 +77,11 @@ def read_prompts(options: argparse.Namespace) -> dict[str, list[list[int]]]:
 
 
 def in_a_process(drafts: int, folder: Path, gpu: str) -> dict[str, Any]:
-    """Return what ``measure`` returns, from a process that takes its memory with it, on the GPU of that number."""
-    from thor_spec.vllm_plugin.seam import has_gpu_build
-
-    variables = {
-        "VLLM_PLUGINS": PLUGIN,
-        "VLLM_USE_V2_MODEL_RUNNER": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-    }
-    if not has_gpu_build():
-        variables |= interpreter.environment(os.environ.get("PYTHONPATH", ""))
-    log = folder / f"{drafts}.log"
-    with log.open("w") as errors:
-        done = subprocess.run(
-            [sys.executable, __file__, *sys.argv[1:], "--one", str(drafts)],
-            cwd=ROOT,
-            env={"CUDA_VISIBLE_DEVICES": gpu, **os.environ, **variables},
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            check=False,
-        )
-    if done.returncode:
-        raise SystemExit(f"the engine with K = {drafts} failed:\n{log.read_text()[-6000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    """Return what ``measure`` returns, from a process of its own, on the GPU of that number."""
+    return run_again(
+        "--one", str(drafts), what=f"the engine with K = {drafts}", log=folder / f"{drafts}.log",
+        environment={"CUDA_VISIBLE_DEVICES": gpu},
+    )  # fmt: skip
 
 
 def measure(options: argparse.Namespace, drafts: int) -> dict[str, Any]:

@@ -10,21 +10,18 @@ so that a command fits the time there is. Arms that earlier commands measured ar
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from engine_process import run_again
 from record import write
 
-from thor_spec.vllm_plugin import interpreter
 from thor_spec.vllm_plugin.options import NAME as PLUGIN
 
-ROOT = Path(__file__).parent.parent
 ARMS = {
     "none": None,
     "snapshot": {"state": "snapshot"},
@@ -123,29 +120,10 @@ def parse() -> argparse.Namespace:
 
 
 def in_a_process(arm: str, drafts: int, folder: Path) -> dict[str, Any]:
-    """Return what ``measure`` returns, from a process that takes its memory with it."""
-    from thor_spec.vllm_plugin.seam import has_gpu_build
-
-    variables = {
-        "VLLM_PLUGINS": PLUGIN,
-        "VLLM_USE_V2_MODEL_RUNNER": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-    }
-    if not has_gpu_build():
-        variables |= interpreter.environment(os.environ.get("PYTHONPATH", ""))
-    log = folder / f"{arm}-{drafts}.log"
-    with log.open("w") as errors:
-        done = subprocess.run(
-            [sys.executable, __file__, *sys.argv[1:], "--one", arm, "--one-drafts", str(drafts)],
-            cwd=ROOT, env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=errors, text=True, check=False,
-        )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"{arm} with K = {drafts} failed:\n{log.read_text()[-6000:]}\n{done.stdout[-3000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    """Return what ``measure`` returns, from a process of its own."""
+    return run_again(
+        "--one", arm, "--one-drafts", str(drafts), what=f"{arm} with K = {drafts}", log=folder / f"{arm}-{drafts}.log"
+    )  # fmt: skip
 
 
 def engine(options: argparse.Namespace, arm: str, drafts: int, folder: Path) -> Any:

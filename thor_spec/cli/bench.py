@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from thor_spec.cli.engine_options import Draft, DraftTokens, KvCache, Model, Profile
 from thor_spec.config import ServeConfig
 from thor_spec.errors import ConfigError, GateError, PlatformError
 
@@ -15,20 +16,8 @@ if TYPE_CHECKING:
     from thor_spec.bench.arms import Arm
     from thor_spec.gates.judging import Planned, Running
 
-Model = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[MODEL] [-- VLLM_ARGS...]",
-        help="Checkpoint to serve for this, as `thor-spec serve` takes it.",
-        show_default="as `thor-spec serve`",
-    ),
-]
 Url = Annotated[str | None, typer.Option(help="Measure a running server instead.", metavar="URL")]
-Draft = Annotated[str | None, typer.Option(help="DFlash drafter, named like MODEL.", metavar="DRAFTER")]
-DraftTokens = Annotated[int | None, typer.Option(help="Tokens drafted per step.", metavar="K")]
 Context = Annotated[int | None, typer.Option("--context", help="Longest request in tokens.", metavar="N")]
-KvCache = Annotated[int | None, typer.Option(help="Bytes of KV cache.", metavar="BYTES")]
-Profile = Annotated[Path | None, typer.Option(help="YAML file of serve's options; flags win over it.", metavar="FILE")]
 Out = Annotated[
     Path | None, typer.Option(help="Folder for the record.", metavar="DIR", show_default="evidence/<time>-bench-…")
 ]

@@ -8,26 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from thor_spec.cli.engine_options import Draft, DraftTokens, KvCache, Model, Profile
 from thor_spec.errors import ConfigError, GateError
 
 if TYPE_CHECKING:
     from thor_spec.gates.judging import Planned, Subject
     from thor_spec.gates.verdict import Verdict
 
-Model = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[MODEL] [-- VLLM_ARGS...]",
-        help="Checkpoint to serve for this, as `thor-spec serve` takes it.",
-        show_default="as `thor-spec serve`",
-    ),
-]
 Url = Annotated[str | None, typer.Option(help="Judge a running server instead.", metavar="URL")]
-Draft = Annotated[str | None, typer.Option(help="DFlash drafter, named like MODEL.", metavar="DRAFTER")]
-DraftTokens = Annotated[int | None, typer.Option(help="Tokens drafted per step.", metavar="K")]
 Context = Annotated[int, typer.Option("--context", help="Longest request in tokens.", metavar="N")]
-KvCache = Annotated[int | None, typer.Option(help="Bytes of KV cache.", metavar="BYTES")]
-Profile = Annotated[Path | None, typer.Option(help="YAML file of serve's options; flags win over it.", metavar="FILE")]
 Reference = Annotated[
     str | None, typer.Option(help="A running server without speculation, to compare with.", metavar="URL")
 ]
