@@ -206,7 +206,7 @@ def test_random_batches(seed: int, device: str) -> None:
 
 def test_parts_may_be_kept_and_hold_old_numbers(device: str) -> None:
     args = case(*BATCHES["mixed"], device)
-    parts = kernel.Parts.allocate(100, 4, 16, 4, device)
+    parts = kernel.Parts.allocate(100, 4, 16, SPLIT.splits, device)
     parts.acc.fill_(torch.nan)
     parts.total.fill_(7.0)
     parts.highest.fill_(100.0)
@@ -269,7 +269,7 @@ def test_tiles_fill_the_device(sms: int, width: int, requests: int) -> None:
     ],
 )  # fmt: skip
 def test_mutants_fail(old: str, new: str, device: str, tmp_path: Path) -> None:
-    trees = [random_tree(12, 1), chain(3), chain(1), depth_first(random_tree(5, 2))]
+    trees = [comb(12), chain(3), chain(1), depth_first(random_tree(5, 2))]
     args = case(trees, [20, 9, 260, 0], device, size=7 if "offset = s" in old else 21)
     args["seq_lens"][1] = 0
     with pytest.raises(AssertionError, match="output"):

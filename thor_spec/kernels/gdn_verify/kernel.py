@@ -102,9 +102,10 @@ def gdn_verify(
             "EARLY": early,
         }  # fmt: skip
         wy_solve[(value_heads, requests)](
-            **{name: common[name] for name in wy_solve.arg_names}, num_warps=1 if block == 16 else 8, num_stages=1
-        )
-        common |= {"BV": max(16, tiles.block_v), "PARTS": 1 if exact_in_one else 3}
+            **{name: common[name] for name in wy_solve.arg_names}, num_warps=1 if block == 16 else 8, num_stages=1,
+            **({"maxnreg": tiles.solve_registers} if tiles.solve_registers and block == 16 else {}),
+        )  # fmt: skip
+        common |= {"BV": max(16, tiles.block_v), "PARTS": 1 if exact_in_one else tiles.parts}
         wy[(triton.cdiv(value_dim, tiles.block_v), value_heads, requests)](
             **{name: common[name] for name in wy.arg_names}, num_warps=tiles.warps, num_stages=1,
             **({"launch_pdl": True} if early else {}), **({"maxnreg": tiles.registers} if tiles.registers else {}),

@@ -23,6 +23,10 @@ class Tiles:
     """Programs that share the leaves of one tree (replay)."""
     registers: int | None = None
     """Most registers of a thread (wy); None: the compiler's choice."""
+    parts: int = 3
+    """bfloat16 numbers that a float32 of the state is multiplied as (wy): two lose what is below 2^-17."""
+    solve_registers: int | None = None
+    """As ``registers``, for the solution of up to 16 nodes (wy)."""
 
     def __post_init__(self) -> None:
         for name, value in (("block_v", self.block_v), ("warps", self.warps), ("walkers", self.walkers)):
