@@ -211,5 +211,6 @@ def test_tables_fill_small_devices_and_large_ones() -> None:
     assert replay(32, dim=16) == Tiles(block_v=16, warps=4)
     assert replay(32, tree=True, sms=20).walkers == 1
     assert replay(8, tree=True) == Tiles(block_v=32, warps=4, walkers=8)
-    assert wy_tiles(heads=32, value_dim=128, sms=132).block_v == 16
-    assert wy_tiles(heads=32, value_dim=128, sms=20).block_v == 64
+    assert wy_tiles(value_dim=128).block_v == 64
+    assert wy_tiles(value_dim=17).block_v == 32
+    assert wy_tiles(value_dim=8).block_v == 16

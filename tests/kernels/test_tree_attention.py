@@ -80,7 +80,8 @@ def test_against_the_definition(name: str, tiles: Tiles, device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "dim", "size"), [((1, 1), 16, 16), ((6, 2), 40, 5), ((8, 1), 64, 3), ((16, 2), 256, 48), ((2, 1), 24, 17)],
+    ("heads", "dim", "size"),
+    [((1, 1), 16, 16), ((6, 2), 40, 5), ((8, 1), 64, 3), ((16, 2), 256, 48), ((2, 1), 24, 17)],
     ids=str,
 )
 def test_shapes(heads: tuple[int, int], dim: int, size: int, device: str) -> None:

@@ -25,8 +25,6 @@ class Tiles:
     """Most registers of a thread (wy); None: the compiler's choice."""
     parts: int = 3
     """bfloat16 numbers that a float32 of the state is multiplied as (wy): two lose what is below 2^-17."""
-    solve_registers: int | None = None
-    """As ``registers``, for the solution of up to 16 nodes (wy)."""
 
     def __post_init__(self) -> None:
         for name, value in (("block_v", self.block_v), ("warps", self.warps), ("walkers", self.walkers)):
@@ -65,9 +63,13 @@ def replay_tiles(*, heads: int, value_dim: int, tree: bool, deferred: bool, sms:
     return Tiles(block_v=block_v, warps=4, walkers=walkers)
 
 
-def wy_tiles(*, heads: int, value_dim: int, sms: int) -> Tiles:
-    """Return the geometry of the closed form: 64 rows, Hopper's tile of a product, unless that leaves it half empty."""
-    return Tiles(block_v=_fill(heads, value_dim, largest=64, smallest=16, programs=sms), warps=4)
+def wy_tiles(*, value_dim: int) -> Tiles:
+    """Return the geometry of the closed form: 64 rows, Hopper's tile of a product.
+
+    Fewer rows make more programs, but each needs keys, queries and the solution again: on an H200 even one request of
+    32 heads, 64 programs for 132 multiprocessors, took longer that way.
+    """
+    return Tiles(block_v=min(64, max(16, 1 << (value_dim - 1).bit_length())), warps=4)
 
 
 def commit_tiles(*, heads: int, value_dim: int, sms: int) -> Tiles:

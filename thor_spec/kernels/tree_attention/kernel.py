@@ -189,7 +189,7 @@ def _part(q, keys, values, block_table, seq_lens, masks, cu_nodes, key_scale, va
         acc *= tl.load(value_scale)
     inside = own[:, None] & (d < D)[None, :]
     if SPLIT:
-        if used > 1:
+        if used > 1:  # noqa: SIM102 -- the outer one is decided by the compiler
             at_part = ((first + node) * HQ + head_q) * splits + split
             tl.store(part_max + at_part, highest, mask=own)
             tl.store(part_sum + at_part, total, mask=own)

@@ -227,8 +227,6 @@ def wy(q, k, v, state, out, state_indices, cu_nodes, rec_k, rec_scale, rec_u, re
     if DEFERRED:
         row_g, row_scale, row_k, row_u = load_sixteen(0, slab, rows, offset, kept, pending, rec_k, rec_scale, rec_u,
                                                       rec_g, i_h, i_hv, o_k, o_v, H, HV, K, V, False)  # fmt: skip
-    out_t = in_v[:, None] & there[None, :]
-    r = tl.load(v + token[None, :] * v_stride + i_hv * V + o_v[:, None], mask=out_t, other=0.0).to(tl.float32)
     if DEFERRED:
         h = fold_sixteen(h, row_g, row_scale, row_k, row_u, WIDEN)
         h = fold_rows_by_product(h, 16, slab, rows, offset, kept, pending, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv,
@@ -242,6 +240,8 @@ def wy(q, k, v, state, out, state_indices, cu_nodes, rec_k, rec_scale, rec_u, re
             h = rounded.to(tl.float32)  # a state of less than float32 is what the next token would read
         offset = wrap(offset + kept, rows)
 
+    out_t = in_v[:, None] & there[None, :]
+    r = tl.load(v + token[None, :] * v_stride + i_hv * V + o_v[:, None], mask=out_t, other=0.0).to(tl.float32)
     if EARLY:
         tl.extra.cuda.gdc_wait()  # only from here on is the solution needed
     head = (i_r * HV + i_hv).to(tl.int64)
