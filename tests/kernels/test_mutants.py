@@ -165,7 +165,7 @@ MUTANTS: list[tuple[str, str, str, Callable[[Variant], None], Variant]] = [
     (COMMON, "(tl.exp(after) * scale)", "tl.exp(after)", committed, "wy"),
     (COMMON, "acc = _dot(middle, y, acc, WIDEN)", "acc = acc", trees, "wy"),
     (COMMON, "acc = _dot(low, y, acc, WIDEN)", "acc = acc", exactly, "wy"),
-    (COMMON, "(bits & -65536)", "(bits & -131072)", trees, "wy"),
+    (COMMON, "rest = x - high", "rest = x", trees, "wy"),
     (COMMON, "acc = _dot(high, y_middle, acc, WIDEN)", "acc = acc", float32, "wy"),
     (REPLAY, "i_h = i_hv // (HV // H)", "i_h = i_hv % H", trees, "replay"),
     (REPLAY, "if slot <= 0:", "if slot < -5:", trees, "replay"),

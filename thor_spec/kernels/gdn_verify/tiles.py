@@ -30,6 +30,8 @@ class Tiles:
         for name, value in (("block_v", self.block_v), ("warps", self.warps), ("walkers", self.walkers)):
             if value < 1 or value & (value - 1):
                 raise ConfigError(f"tiles.{name}={value} must be a power of two: Triton's ranges are.")
+        if self.parts not in (2, 3):
+            raise ConfigError(f"tiles.parts={self.parts} must be 2 or 3: a float32 state is never one bfloat16.")
 
 
 @cache

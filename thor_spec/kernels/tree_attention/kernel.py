@@ -188,8 +188,8 @@ def _part(q, keys, values, block_table, seq_lens, masks, cu_nodes, key_scale, va
     if SCALED:
         acc *= tl.load(value_scale)
     inside = own[:, None] & (d < D)[None, :]
-    if SPLIT:
-        if used > 1:  # noqa: SIM102 -- the outer one is decided by the compiler
+    if SPLIT:  # noqa: SIM102 -- decided by the compiler
+        if used > 1:
             at_part = ((first + node) * HQ + head_q) * splits + split
             tl.store(part_max + at_part, highest, mask=own)
             tl.store(part_sum + at_part, total, mask=own)
