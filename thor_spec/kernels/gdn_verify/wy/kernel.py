@@ -247,13 +247,19 @@ def wy(q, k, v, state, out, state_indices, cu_nodes, rec_k, rec_scale, rec_u, re
     head = (i_r * HV + i_hv).to(tl.int64)
     fade_k, fade_q = tl.load(factors + head * 2 * BW + t), tl.load(factors + (head * 2 + 1) * BW + t)
     p = solution + head * 2 * BW * BW + t[None, :] * BW + t[:, None]  # transposed
-    T, Y = tl.load(p), tl.load(p + BW * BW)
+    AHEAD: tl.constexpr = BW == 16  # larger ones would take the registers
+    if AHEAD:
+        T, Y = tl.load(p), tl.load(p + BW * BW)
     nothing = tl.zeros([BV, BW], dtype=tl.float32)
     if DELTA:
         r -= dot_exact(h, tl.trans(b_k), nothing, PARTS, WIDEN) * fade_k[None, :]
     o = dot_exact(h, tl.trans(b_q), nothing, PARTS, WIDEN) * fade_q[None, :]
+    if not AHEAD:
+        T = tl.load(p)
     u = tl.dot(r, T, input_precision="tf32x3")
-    o = tl.dot(r, Y, acc=o, input_precision="tf32x3")
     row = slab + wrap(offset + t, rows)
     tl.store(rec_u + (row[None, :] * HV + i_hv) * V + o_v[:, None], u, mask=out_t)
+    if not AHEAD:
+        Y = tl.load(p + BW * BW)
+    o = tl.dot(r, Y, acc=o, input_precision="tf32x3")
     tl.store(out + (token[None, :] * HV + i_hv) * V + o_v[:, None], o.to(out.dtype.element_ty), mask=out_t)
