@@ -54,10 +54,10 @@ PERIODS = (8, 16, 32)
 SWEEP = [
     Tiles(block_v=64, warps=4, registers=168),
     Tiles(block_v=64, warps=4, parts=2),
-    Tiles(block_v=64, warps=4, parts=2, registers=168),
     Tiles(block_v=128, warps=8),
 ]
-"""Other geometries of wy. Replay's belongs to its bits."""
+"""Other geometries of wy. The first spills 12 bytes and lets a third program onto a multiprocessor, the second does so
+without; replay's geometry belongs to its bits."""
 WALKERS = (2, 4, 8)
 Job = tuple[str, str, Callable[[], Row]]
 
