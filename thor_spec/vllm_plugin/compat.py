@@ -77,6 +77,49 @@ ADD_REQUEST = Seam(
     why="learn each request's rule",
     drop_when="vLLM has a relaxed acceptance rule of its own",
 )
+ROTARY = Seam(
+    target="vllm.model_executor.layers.rotary_embedding.base:RotaryEmbeddingBase",
+    signature=("self", "head_size", "rotary_dim", "max_position_embeddings", "base", "is_neox_style", "dtype", "init_cache"),
+    why="put a rope type's table in the place of cos_sin_cache",
+    drop_when="vLLM lets a plugin register rope types",
+)
+MROTARY = Seam(
+    target="vllm.model_executor.layers.rotary_embedding.mrope:MRotaryEmbedding",
+    signature=(
+        "self",
+        "head_size",
+        "rotary_dim",
+        "max_position_embeddings",
+        "base",
+        "is_neox_style",
+        "dtype",
+        "mrope_section",
+        "mrope_interleaved",
+        "*",
+        "positions_factor",
+        "scaling_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "attention_factor",
+        "truncate",
+    ),
+    why="put a rope type's table in the place of cos_sin_cache",
+    drop_when="vLLM lets a plugin register rope types",
+)
+ROTARY_TABLE = Seam(
+    target="vllm.model_executor.layers.rotary_embedding.base:RotaryEmbeddingBase._compute_cos_sin_cache",
+    signature=("self",),
+    why="make vLLM's own table longer, bit by bit the same",
+    drop_when="vLLM lets a plugin register rope types",
+)
+DFLASH_BUFFERS = Seam(
+    target="vllm.model_executor.models.qwen3_dflash:DFlashQwen3Model._build_fused_kv_buffers",
+    signature=("self",),
+    why="see that a drafter's context keys are rotated by the table that was set",
+    drop_when="vLLM lets a plugin register rope types",
+)
 REGISTER_KERNELS = Seam(
     target="vllm.triton_utils.dispatcher:register_kernels",
     signature=("overrides",),
@@ -112,6 +155,7 @@ SEAMS = (
     CUSTOM_SAMPLER,
     ADD_REQUEST,
 )
+ROPE_SEAMS = (ROTARY, MROTARY, ROTARY_TABLE, DFLASH_BUFFERS)
 CPU_SEAMS = (REGISTER_KERNELS, CPU_SPEC_FORWARD)  # relied on only where the CPU build is installed
 
 # Architecture -> the stock class that ours derives from. Both stay under the stock name: vLLM keeps tables by it.
@@ -124,12 +168,14 @@ TARGETS = {
     "Qwen3_5ForConditionalGeneration": "vllm.model_executor.models.qwen3_5:Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration": "vllm.model_executor.models.qwen3_5:Qwen3_5MoeForConditionalGeneration",
 }
+DRAFTERS = {"DFlashDraftModel": "vllm.model_executor.models.qwen3_dflash:DFlashQwen3ForCausalLM"}
+MODELS = {**TARGETS, **DRAFTERS}
 
 
-def target_seam(architecture: str) -> Seam:
+def model_seam(architecture: str) -> Seam:
     """Return the seam of the stock class for ``architecture``. Raises: KeyError."""
     return Seam(
-        target=TARGETS[architecture],
+        target=MODELS[architecture],
         signature=("self", "*", "vllm_config", "prefix"),
         why=f"derive our {architecture}",
         drop_when="model states become selectable by configuration",
@@ -138,7 +184,7 @@ def target_seam(architecture: str) -> Seam:
 
 def problems() -> dict[Seam, str | None]:
     """Return what moved at each seam, or None where nothing did."""
-    seams = (*SEAMS, *(target_seam(name) for name in TARGETS), *(() if has_gpu_build() else CPU_SEAMS))
+    seams = (*SEAMS, *ROPE_SEAMS, *(model_seam(name) for name in MODELS), *(() if has_gpu_build() else CPU_SEAMS))
     return {seam: seam.problem() for seam in seams}
 
 

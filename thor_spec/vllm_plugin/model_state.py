@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING, Any
 
-from thor_spec.vllm_plugin import compat, cpu_verify, receipt
+from thor_spec.vllm_plugin import compat, cpu_verify, receipt, rope
 from thor_spec.vllm_plugin.options import PluginOptions
 from thor_spec.vllm_plugin.seam import has_gpu_build, version
 
@@ -29,6 +29,7 @@ class _Activated:
                 from thor_spec.vllm_plugin import runner_kernels
 
                 replaced = runner_kernels.replace()
+            effective = rope.effective(vllm_config)
         receipt.leave(
             receipt.Receipt(
                 pid=os.getpid(),
@@ -37,6 +38,7 @@ class _Activated:
                 model_state=type(self).__name__,
                 runner_kernels=self.options.runner_kernels,
                 replaced_kernels=replaced,
+                rope=effective,
             )
         )
 

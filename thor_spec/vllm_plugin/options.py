@@ -6,10 +6,12 @@ from typing import Any, Literal, get_args
 
 from thor_spec.dflash.acceptance import DELTA, EPS, Acceptance, Rule
 from thor_spec.errors import ConfigError
+from thor_spec.rope.scheme import Scheme
 
 NAME = "thor_spec"  # the plugin's name in VLLM_PLUGINS and its key in additional_config
 REQUEST_KEYS = {"thor_spec_accept": "accept", "thor_spec_eps": "accept_eps", "thor_spec_delta": "accept_delta"}
 """How a request's own rule travels in ``vllm_xargs``, which take flat values only."""
+ROPE_DRAFTER = ("same", "default")
 RunnerKernels = Literal["triton", "torch"]
 
 
@@ -25,6 +27,10 @@ class PluginOptions:
     accept_delta: float = DELTA
     max_request_bytes: int = 8 << 20
     """Longest body that the API server reads."""
+    rope: Mapping[str, Any] | None = None
+    """A ``rope.scheme.Scheme``; None leaves vLLM's own tables."""
+    rope_drafter: str = "same"
+    """``default`` keeps the drafter's frequencies, in a table that is as long as the target's."""
 
     def __post_init__(self) -> None:
         if self.runner_kernels not in get_args(RunnerKernels):
@@ -32,12 +38,24 @@ class PluginOptions:
                 f"thor_spec.runner_kernels={self.runner_kernels!r} is not one of {', '.join(get_args(RunnerKernels))}."
             )
 
+        if self.rope_drafter not in ROPE_DRAFTER:
+            raise ConfigError(f"thor_spec.rope_drafter={self.rope_drafter!r} is not one of {', '.join(ROPE_DRAFTER)}.")
         self.acceptance  # noqa: B018  # checks the three
+        self.scheme("target")
 
     @property
     def acceptance(self) -> Acceptance:
         """The rule of requests that name none. Raises: ConfigError."""
         return Acceptance(rule=self.accept, eps=self.accept_eps, delta=self.accept_delta)
+
+    def scheme(self, role: str) -> Scheme | None:
+        """Return the rope scheme of ``target`` or ``drafter``. Raises: ConfigError."""
+        if self.rope is None:
+            return None
+        scheme = Scheme.parse(self.rope)
+        if role == "drafter" and self.rope_drafter == "default":
+            return Scheme(native=scheme.native, factor=scheme.factor)
+        return scheme
 
     @classmethod
     def parse(cls, additional_config: Mapping[str, Any]) -> "PluginOptions":
