@@ -11,6 +11,12 @@ class ThorSpecError(Exception):
     exit_code = 1
 
 
+class InterruptedJobError(ThorSpecError):
+    """A stop was asked for before a job had its result."""
+
+    exit_code = 1
+
+
 class ConfigError(ThorSpecError):
     """The request cannot be carried out as written: options, a checkpoint, or a profile contradict themselves."""
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from thor_spec.cli import doctor, job, plan, profiles, reap, serve, service, top, train, version
+from thor_spec.cli import doctor, eval, job, plan, profiles, reap, serve, service, top, train, version
 from thor_spec.cli.context import Context
 from thor_spec.errors import ThorSpecError
 
@@ -17,7 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (serve, train, job, top, reap, plan, profiles, doctor, service, version):
+for module in (serve, eval, train, job, top, reap, plan, profiles, doctor, service, version):
     module.register(app)
 
 

@@ -76,6 +76,31 @@ def serve(
         float | None,
         typer.Option(help="With typical: lowers it to P exp(-entropy), if less.", metavar="P", show_default="0.3"),
     ] = None,
+    rope: Annotated[
+        str | None,
+        typer.Option(
+            help="How positions are told apart.",
+            metavar="default|yarn|longrope|linear|identity_beyond_native|nope",
+            show_default="the checkpoint's",
+        ),
+    ] = None,
+    rope_native: Annotated[
+        int | None,
+        typer.Option(help="With --rope: context of the training.", metavar="N", show_default="the checkpoint's"),
+    ] = None,
+    rope_factor: Annotated[
+        float | None, typer.Option(help="With --rope: times the native context.", metavar="F", show_default="1")
+    ] = None,
+    rope_factors: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON list of LongRoPE's factors.", metavar="FILE", show_default="the checkpoint's, or a step"
+        ),
+    ] = None,
+    rope_drafter: Annotated[
+        str | None,
+        typer.Option(help="With --rope: what the drafter does.", metavar="same|default", show_default="same"),
+    ] = None,
     canary: Annotated[
         str | None,
         typer.Option(
@@ -151,6 +176,11 @@ def serve(
         "accept": accept,
         "accept_eps": accept_eps,
         "accept_delta": accept_delta,
+        "rope": rope,
+        "rope_native": rope_native,
+        "rope_factor": rope_factor,
+        "rope_factors": rope_factors,
+        "rope_drafter": rope_drafter,
         "canary": canary,
         "acceptance_floor": acceptance_floor,
         "golden": golden,

@@ -48,9 +48,7 @@ def yarn(
     return Frequencies(inverse=tuple(inverse), scale=0.1 * math.log(factor) + 1.0)
 
 
-def longrope(
-    rotary_dim: int, theta: float, factor: float, native: int, rescale: Sequence[float]
-) -> Frequencies:
+def longrope(rotary_dim: int, theta: float, factor: float, native: int, rescale: Sequence[float]) -> Frequencies:
     """Return LongRoPE's frequencies (arXiv:2402.13753): each pair's is divided by its own number in ``rescale``.
 
     Raises: ConfigError, if ``rescale`` has not one positive number for each of the ``rotary_dim / 2`` pairs.

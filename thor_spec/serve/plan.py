@@ -16,7 +16,8 @@ from thor_spec.dflash.drafter import Drafter
 from thor_spec.errors import ConfigError, EngineStartError
 from thor_spec.nano import checkpoints as nano
 from thor_spec.nano import shipped
-from thor_spec.serve import api_key, parallel, passthrough, preflight
+from thor_spec.rope.scheme import ALIASES, Scheme
+from thor_spec.serve import api_key, parallel, passthrough, preflight, rope
 from thor_spec.serve.checkpoint import Checkpoint, open_checkpoint
 from thor_spec.serve.locate import locate
 from thor_spec.vllm_plugin import compat, gate, interpreter
@@ -49,6 +50,8 @@ class Plan:
     drafter: Checkpoint | None
     draft_tokens: int
     context: int
+    rope: Scheme | None = None
+    """What the target rotates by; None leaves what its configuration says."""
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     api_key: str | None = field(default=None, repr=False)
@@ -90,6 +93,7 @@ class Plan:
             "drafter": str(self.drafter.path) if self.drafter else None,
             "draft_tokens": self.draft_tokens,
             "context": self.context,
+            "rope": self.rope.as_dict() if self.rope else None,
             "argv": list(self.argv),
             "environment": dict(self.environment),
         }
@@ -119,13 +123,14 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None) 
             f"{config.model} is a {target.architecture}, which thor-spec does not serve. "
             f"It serves {', '.join(compat.TARGETS)}."
         )
-    context = config.context or target.context
-    if context > target.context:
-        raise ConfigError(
-            f"--context {context} is more than the {target.context} tokens that {config.model} was made for. "
-            f"Take at most {target.context}."
-        )
+    scheme = rope.scheme_of(config, target)
+    context = config.context or (scheme.rows if scheme else target.context)
     drafter, draft_tokens = _drafter(resolved, target, note)
+    rope.require_reach(scheme, context, target, drafter)
+    if scheme and config.rope in ALIASES and note:
+        note(
+            f"warning: --rope {config.rope} is {scheme.type}: far positions all look like position 0. See docs/rope.md."
+        )
     found = preflight.facts(
         target,
         drafter=drafter is not None,
@@ -136,13 +141,14 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None) 
     )
     preflight.require_sound(found, note)
     gpu = has_gpu_build()
-    argv = _argv(resolved, target, drafter, draft_tokens, context, gpu=gpu)
+    argv = _argv(resolved, target, drafter, draft_tokens, context, scheme, gpu=gpu)
     return Plan(
         resolved=resolved,
         target=target,
         drafter=drafter,
         draft_tokens=draft_tokens,
         context=context,
+        rope=scheme,
         argv=argv,
         environment=_environment(config, gpu=gpu),
         api_key=api_key.read(config),
@@ -169,7 +175,14 @@ def _drafter(
 
 
 def _argv(
-    resolved: Resolved, target: Checkpoint, drafter: Checkpoint | None, draft_tokens: int, context: int, *, gpu: bool
+    resolved: Resolved,
+    target: Checkpoint,
+    drafter: Checkpoint | None,
+    draft_tokens: int,
+    context: int,
+    scheme: Scheme | None,
+    *,
+    gpu: bool,
 ) -> tuple[str, ...]:
     config = resolved.config
     ours = {
@@ -191,10 +204,11 @@ def _argv(
     if relaxation and drafter is None:
         raise ConfigError(f"--{next(iter(relaxation)).replace('_', '-')} needs drafts. Name a drafter: --draft.")
     Acceptance().of_request(relaxation)  # checks it
-    options = relaxation if gpu else {"runner_kernels": "torch", **relaxation}
+    options = {**({} if gpu else {"runner_kernels": "torch"}), **relaxation, **rope.options(config, scheme)}
     if config.max_request_bytes is not None:
         options["max_request_bytes"] = config.max_request_bytes
-    additional, passed = passthrough.merged_additional_config({PLUGIN: options}, config.vllm_args)
+    overrides, passed = rope.overrides(scheme, target, config.vllm_args)
+    additional, passed = passthrough.merged_additional_config({PLUGIN: options}, passed)
     if gpu and importlib.util.find_spec("cutlass") is None:
         # On Hopper vLLM prefers FlashInfer's prefill, which dies at the first prompt without nvidia-cutlass-dsl.
         additional.setdefault("gdn_prefill_backend", "triton")
@@ -216,7 +230,7 @@ def _argv(
     if parallel.is_headless(config):  # a worker of node 0, which the API server's own module cannot be
         program = (compat.COMMAND_LINE, "serve", ours.pop("--model"), "--headless")
     flags = [part for flag, value in ours.items() for part in (flag, value)]
-    return (sys.executable, "-m", *program, *flags, *defaults, *passed)
+    return (sys.executable, "-m", *program, *flags, *overrides, *defaults, *passed)
 
 
 def _acceptance(config: ServeConfig) -> dict[str, Any]:

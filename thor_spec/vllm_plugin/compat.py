@@ -77,9 +77,42 @@ ADD_REQUEST = Seam(
     why="learn each request's rule",
     drop_when="vLLM has a relaxed acceptance rule of its own",
 )
+OFFLINE_ENGINE = Seam(
+    target="vllm.entrypoints.llm:LLM.from_engine_args",
+    signature=("cls", "engine_args"),
+    why="evaluate in one process with the engine that is served",
+    drop_when="never: it is vLLM's public interface for offline use",
+)
+ENGINE_ARGUMENTS = Seam(
+    target="vllm.engine.arg_utils:EngineArgs.from_cli_args",
+    signature=("cls", "args"),
+    why="evaluate with the very command line that is served",
+    drop_when="never: it is vLLM's public interface for offline use",
+)
+ARGUMENT_PARSER = Seam(
+    target="vllm.utils.argparse_utils:FlexibleArgumentParser",
+    signature=None,
+    why="evaluate with the very command line that is served",
+    drop_when="never: it is vLLM's public interface for offline use",
+)
+SAMPLING_PARAMS = Seam(
+    target="vllm.sampling_params:SamplingParams.from_optional",
+    signature=None,
+    why="ask for the log-probabilities of a prompt",
+    drop_when="never: it is vLLM's public interface for offline use",
+)
 ROTARY = Seam(
     target="vllm.model_executor.layers.rotary_embedding.base:RotaryEmbeddingBase",
-    signature=("self", "head_size", "rotary_dim", "max_position_embeddings", "base", "is_neox_style", "dtype", "init_cache"),
+    signature=(
+        "self",
+        "head_size",
+        "rotary_dim",
+        "max_position_embeddings",
+        "base",
+        "is_neox_style",
+        "dtype",
+        "init_cache",
+    ),
     why="put a rope type's table in the place of cos_sin_cache",
     drop_when="vLLM lets a plugin register rope types",
 )
@@ -155,6 +188,7 @@ SEAMS = (
     CUSTOM_SAMPLER,
     ADD_REQUEST,
 )
+EVAL_SEAMS = (OFFLINE_ENGINE, ENGINE_ARGUMENTS, ARGUMENT_PARSER, SAMPLING_PARAMS)
 ROPE_SEAMS = (ROTARY, MROTARY, ROTARY_TABLE, DFLASH_BUFFERS)
 CPU_SEAMS = (REGISTER_KERNELS, CPU_SPEC_FORWARD)  # relied on only where the CPU build is installed
 
@@ -184,7 +218,13 @@ def model_seam(architecture: str) -> Seam:
 
 def problems() -> dict[Seam, str | None]:
     """Return what moved at each seam, or None where nothing did."""
-    seams = (*SEAMS, *ROPE_SEAMS, *(model_seam(name) for name in MODELS), *(() if has_gpu_build() else CPU_SEAMS))
+    seams = (
+        *SEAMS,
+        *ROPE_SEAMS,
+        *EVAL_SEAMS,
+        *(model_seam(name) for name in MODELS),
+        *(() if has_gpu_build() else CPU_SEAMS),
+    )
     return {seam: seam.problem() for seam in seams}
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from thor_spec.config import RopeDrafter
 from thor_spec.dflash.acceptance import DELTA, EPS, Acceptance, Rule
 from thor_spec.errors import ConfigError
 from thor_spec.rope.scheme import Scheme
@@ -11,7 +12,6 @@ from thor_spec.rope.scheme import Scheme
 NAME = "thor_spec"  # the plugin's name in VLLM_PLUGINS and its key in additional_config
 REQUEST_KEYS = {"thor_spec_accept": "accept", "thor_spec_eps": "accept_eps", "thor_spec_delta": "accept_delta"}
 """How a request's own rule travels in ``vllm_xargs``, which take flat values only."""
-ROPE_DRAFTER = ("same", "default")
 RunnerKernels = Literal["triton", "torch"]
 
 
@@ -29,7 +29,7 @@ class PluginOptions:
     """Longest body that the API server reads."""
     rope: Mapping[str, Any] | None = None
     """A ``rope.scheme.Scheme``; None leaves vLLM's own tables."""
-    rope_drafter: str = "same"
+    rope_drafter: RopeDrafter = "same"
     """``default`` keeps the drafter's frequencies, in a table that is as long as the target's."""
 
     def __post_init__(self) -> None:
@@ -38,8 +38,10 @@ class PluginOptions:
                 f"thor_spec.runner_kernels={self.runner_kernels!r} is not one of {', '.join(get_args(RunnerKernels))}."
             )
 
-        if self.rope_drafter not in ROPE_DRAFTER:
-            raise ConfigError(f"thor_spec.rope_drafter={self.rope_drafter!r} is not one of {', '.join(ROPE_DRAFTER)}.")
+        if self.rope_drafter not in get_args(RopeDrafter):
+            raise ConfigError(
+                f"thor_spec.rope_drafter={self.rope_drafter!r} is not one of {', '.join(get_args(RopeDrafter))}."
+            )
         self.acceptance  # noqa: B018  # checks the three
         self.scheme("target")
 

@@ -28,7 +28,7 @@ class Receipt:
     runner_kernels: str = ""
     replaced_kernels: tuple[str, ...] = ()
     rope: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What ``target`` and ``drafter`` rotate by, read back from the loaded models; empty where no type was asked for."""
+    """What ``target`` and ``drafter`` rotate by, read back from the loaded models; empty where no type was asked."""
     error: str = ""
     exit_code: int = 0
 

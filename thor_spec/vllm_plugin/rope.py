@@ -149,8 +149,8 @@ def _is_attention(module: Any, layers: Any) -> bool:
 def _with_table(stock: Any, scheme: Scheme, context: int, least_rows: int, role: str) -> Any:
     if type(stock).__name__ not in _PLAIN or getattr(stock, "scaling_factor", None) is not None:
         raise ConfigError(
-            f"--rope {scheme.type}: the {role} still has a {type(stock).__name__} of its checkpoint's own scaling, so its "
-            "configuration was not overridden. Leave --hf-overrides out, or name its rope_parameters where they are read."
+            f"--rope {scheme.type}: the {role} still has a {type(stock).__name__} of its checkpoint's own scaling, so "
+            "its configuration was not overridden. Leave --hf-overrides out."
         )
     if not stock.is_neox_style:
         raise ConfigError(f"--rope: the {role} rotates adjacent dimensions, and only split halves are supported.")
@@ -161,7 +161,7 @@ def _with_table(stock: Any, scheme: Scheme, context: int, least_rows: int, role:
     ours = copy.deepcopy(stock, {id(stock.cos_sin_cache): table})
     ours.max_position_embeddings = count
     with torch.device(device):
-        default = ours._compute_cos_sin_cache().to(dtype) if scheme.keeps_native else None
+        default = ours._compute_cos_sin_cache().to(dtype) if scheme.keeps_native else None  # noqa: SLF001
     cache.fill(table, scheme, ours.base, context, default)
     ours.thor_spec_scheme = scheme
     return ours
