@@ -28,7 +28,11 @@ def make(make_checkpoint: MakeCheckpoint, drafter: Path) -> Make:
 
 @pytest.fixture
 def nested(make_checkpoint: MakeCheckpoint) -> Path:
-    text = {**HYBRID, "head_dim": 256, "rope_parameters": {**ROPE, "mrope_section": [11, 11, 10], "mrope_interleaved": True}}
+    text = {
+        **HYBRID,
+        "head_dim": 256,
+        "rope_parameters": {**ROPE, "mrope_section": [11, 11, 10], "mrope_interleaved": True},
+    }
     return make_checkpoint(
         "nested",
         {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text},
@@ -57,7 +61,9 @@ def test_without_the_option_nothing_is_set(make: Make) -> None:
 
 def test_nested_configurations_are_overridden_where_they_are_read(nested: Path) -> None:
     args = ("--hf-overrides", '{"text_config": {"pad_token_id": 3}, "tie_word_embeddings": false}')
-    plan = make_plan(resolve({"model": str(nested), "draft": "none", "rope": "drope", "rope_factor": 2.0, "vllm_args": args}))
+    plan = make_plan(
+        resolve({"model": str(nested), "draft": "none", "rope": "drope", "rope_factor": 2.0, "vllm_args": args})
+    )
     assert plan.argv.count("--hf-overrides") == 1
     overrides = value(plan, "--hf-overrides")
     assert set(overrides) == {"text_config", "tie_word_embeddings"}
@@ -94,8 +100,12 @@ def test_overrides_beside_a_nested_configuration_would_be_ignored(nested: Path, 
         make_plan(resolve({"model": str(nested), "draft": "none", "vllm_args": args, **rope}))
 
 
-@pytest.mark.parametrize(("rope", "says"), [({}, "tables for 4096 positions"), ({"rope": "yarn"}, "fewer than the native")])
-def test_short_drafters_are_refused(make: Make, make_checkpoint: MakeCheckpoint, rope: dict[str, str], says: str) -> None:
+@pytest.mark.parametrize(
+    ("rope", "says"), [({}, "tables for 4096 positions"), ({"rope": "yarn"}, "fewer than the native")]
+)
+def test_short_drafters_are_refused(
+    make: Make, make_checkpoint: MakeCheckpoint, rope: dict[str, str], says: str
+) -> None:
     short = make_checkpoint("short", DRAFTER, max_position_embeddings=4096)
     with pytest.raises(ConfigError, match=says):
         make(draft=str(short), **rope)

@@ -69,9 +69,7 @@ def test_longrope_equals_transformers(dim: int, theta: float, native: int, long:
     )
     length = 4 * native if long else native
     inverse, scale = ROPE_INIT_FUNCTIONS["longrope"](config, torch.device("cpu"), seq_len=length)
-    scheme = Scheme(
-        type="longrope", native=native, factor=4.0, short_factor=tuple(short), long_factor=tuple(stretched)
-    )
+    scheme = Scheme(type="longrope", native=native, factor=4.0, short_factor=tuple(short), long_factor=tuple(stretched))
     ours = scheme.frequencies(dim, theta, length)
     assert ours.inverse == pytest.approx(inverse.double().tolist(), rel=1e-6)
     assert ours.scale == pytest.approx(scale, abs=1e-12)

@@ -45,22 +45,25 @@ def fitted(build: Callable[[int], str], tokenizer: Tokenizer, budget: int, guess
     """Return the longest ``build(n)`` that has at most ``budget`` tokens; more ``n`` must not mean fewer.
 
     Args:
+        build: may stop growing at some ``n``.
         guess: a likely ``n``.
 
     Raises: ConfigError, if not even ``build(0)`` fits.
     """
-    low, high = 0, max(guess, 1)
-    while tokenizer.count(build(high)) <= budget:
-        low, high = high, high * 2
-    if low == 0 and tokenizer.count(build(0)) > budget:
+    low, high, best = 0, max(guess, 1), build(0)
+    if tokenizer.count(best) > budget:
         raise ConfigError(f"{budget} tokens are too few for this task. Raise --length.")
+    while tokenizer.count(text := build(high)) <= budget:
+        if text == best:
+            return best
+        low, high, best = high, high * 2, text
     while high - low > 1:
         middle = (low + high) // 2
-        if tokenizer.count(build(middle)) <= budget:
-            low = middle
+        if tokenizer.count(text := build(middle)) <= budget:
+            low, best = middle, text
         else:
             high = middle
-    return build(low)
+    return best
 
 
 def hidden(straw: Sequence[str], needles: Sequence[str], depths: Sequence[float]) -> str:

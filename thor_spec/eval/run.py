@@ -92,12 +92,9 @@ def ask(
     for name, plan in arms.items():
         folder = out / "arms" / name
         folder.mkdir(parents=True, exist_ok=True)
-        rope_file = folder / "rope"
         if not all(scoring.done(folder, request.as_dict()) for request in requests):
-            rope_file.write_text(
-                json.dumps(_fill(name, plan, out, folder, sizes, tell, settings, wait)), encoding="utf-8"
-            )
-        answers[name] = Answers(folder, json.loads(rope_file.read_text(encoding="utf-8")))
+            _fill(name, plan, out, folder, sizes, tell, settings, wait)
+        answers[name] = Answers(folder, _effective(name, plan, folder))
     return answers
 
 
@@ -133,7 +130,7 @@ def _fill(
     tell: Callable[[str], None],
     settings: Settings | None,
     wait: bool,
-) -> Mapping[str, Any]:
+) -> None:
     log_file = log.open_path(out / f"{name}.log")
     tail = log.Tail(log_file)
     argv = (sys.executable, "-m", scoring.__name__, str(out / REQUESTS), str(folder), json.dumps(list(plan.argv)))
@@ -170,20 +167,16 @@ def _fill(
                 odd = failure.first_odd_line(lines) or (lines[-1] if lines else "it wrote nothing")
                 raise EngineStartError(f"The engine of {name} ended with {code}: {odd}\nSee {log_file}.")
             guarded.cause = f"evaluated {name}"
-        return _effective(name, plan, receipts, log_file)
 
 
-def _effective(name: str, plan: Plan, receipts: Path, log_file: Path) -> Mapping[str, Any]:
+def _effective(name: str, plan: Plan, folder: Path) -> Mapping[str, Any]:
     """Return what the engine rotated by. Raises: PlatformError, if that is not what was asked for."""
-    engines = [found for found in receipt.collect(receipts) if found.state == "engine"]
+    found: Mapping[str, Any] = json.loads(scoring.rope_path(folder).read_text(encoding="utf-8"))
     wanted = plan.rope.as_dict() if plan.rope else {}
-    for found in engines:
-        rotated = found.rope.get("target", {})
-        if any(rotated.get(field) != value for field, value in wanted.items()):
-            raise PlatformError(f"{name} was asked for {wanted}, and rotated by {dict(rotated)}. See {log_file}.")
-    if not engines:
-        raise PlatformError(f"vLLM ran {name} without the thor_spec plugin. See {log_file}.")
-    return engines[0].rope
+    rotated = found.get("target", {})
+    if any(rotated.get(field) != value for field, value in wanted.items()):
+        raise PlatformError(f"{name} was asked for {wanted}, and rotated by {dict(rotated) or 'its own'}: {folder}.")
+    return found
 
 
 class Progress:

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from thor_spec.vllm_plugin import compat
+from thor_spec import env
+from thor_spec.errors import PlatformError
+from thor_spec.vllm_plugin import compat, receipt
 
 SERVER_FLAGS = {
     "--host": 1,
@@ -61,8 +63,23 @@ def main(requests_file: Path, folder: Path, argv: Sequence[str]) -> None:
     arguments = compat.ENGINE_ARGUMENTS.resolve()
     parser = arguments.__self__.add_cli_args(compat.ARGUMENT_PARSER.resolve()())
     engine = compat.OFFLINE_ENGINE.resolve()(arguments(parser.parse_args(engine_flags(argv))))
+    confirm(folder)
     for request in open_requests:
         _answer(engine, folder, request)
+
+
+def confirm(folder: Path) -> None:
+    """Keep what the engine rotates by beside its answers, before the first. Raises: PlatformError, without our plugin."""
+    receipts = env.receipts_dir()
+    engines = [found for found in receipt.collect(receipts) if found.state == "engine"] if receipts else []
+    if not engines:
+        raise PlatformError("vLLM runs without the thor_spec plugin, so no answer would be what it seems.")
+    rope_path(folder).write_text(json.dumps(engines[0].rope), encoding="utf-8")
+
+
+def rope_path(folder: Path) -> Path:
+    """Return where ``confirm`` writes."""
+    return folder / "rope"
 
 
 def _answer(engine: Any, folder: Path, request: Mapping[str, Any]) -> None:
