@@ -69,7 +69,7 @@ def main(requests_file: Path, folder: Path, argv: Sequence[str]) -> None:
 
 
 def confirm(folder: Path) -> None:
-    """Keep what the engine rotates by beside its answers, before the first. Raises: PlatformError, without our plugin."""
+    """Keep what the engine rotates by, before its first answer. Raises: PlatformError, without our plugin."""
     receipts = env.receipts_dir()
     engines = [found for found in receipt.collect(receipts) if found.state == "engine"] if receipts else []
     if not engines:

@@ -1,47 +1,68 @@
-"""Run one engine on nano-hybrid: ``rope_engine.py JOB OUT``."""
+"""Run engines with several ropes on nano-hybrid, one after the other: ``rope_engines.py JOB OUT``.
 
+In one process, because importing vLLM takes longer than anything else here.
+"""
+
+import copy
+import gc
 import json
 import random
 import sys
 from pathlib import Path
 from typing import Any
 
+from thor_spec.errors import ConfigError
 from thor_spec.nano import shipped
 
 NATIVE = 8192
+NEAR, NEW_TOKENS, BEYOND = 20, 3, 256
+FAULTS = ("value", "short", "replaced", "unused", "missing")
 
 
-def main(job: dict[str, Any], out: Path) -> None:
-    """Answer short prompts and a long one, and say by what was rotated; or plant faults and say what was refused."""
+def main(ropes: dict[str, Any], out: Path) -> None:
+    """Write what each engine answered; then what reading back says of planted faults, in the last one."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    said: dict[str, Any] = {}
+    for name, rope in ropes.items():
+        engine = _engine(rope)
+        said[name] = _answers(engine)
+        if rope and name == list(ropes)[-1]:
+            said["refused"] = {fault: _planted(fault, engine) for fault in FAULTS}
+        del engine
+        gc.collect()
+        cleanup_dist_env_and_memory()
+    out.write_text(json.dumps(said))
+
+
+def _engine(rope: Any) -> Any:
     from vllm import LLM
 
-    from thor_spec.vllm_plugin import rope
-
-    options = {"runner_kernels": "torch", **({"rope": job["rope"]} if job["rope"] else {})}
-    engine = LLM(
+    return LLM(
         str(shipped.find(shipped.TARGET)),
         max_model_len=2 * NATIVE,
         max_num_seqs=1,
         enforce_eager=True,
         kv_cache_memory_bytes=1 << 28,
         enable_prefix_caching=False,
-        additional_config={"thor_spec": options},
+        additional_config={"thor_spec": {"runner_kernels": "torch", **({"rope": rope} if rope else {})}},
         hf_overrides={"max_position_embeddings": 2 * NATIVE},
     )
-    config = engine.llm_engine.vllm_config
-    (model,) = [m for m, p in rope._placed.items()] or [_model(engine)]
-    attention = next(m for m in model.modules() if hasattr(m, "rotary_emb"))
-    if "faults" in job:
-        out.write_text(
-            json.dumps({"refused": {fault: _planted(fault, model, attention, config) for fault in job["faults"]}})
-        )
-        return
-    address = attention.rotary_emb.cos_sin_cache.data_ptr()
+
+
+def _attention(engine: Any) -> Any:
+    model = engine.llm_engine.model_executor.driver_worker.worker.model_runner.model
+    return next(module for module in model.modules() if hasattr(module, "rotary_emb"))
+
+
+def _answers(engine: Any) -> dict[str, Any]:
+    from vllm import SamplingParams
+
+    from thor_spec.vllm_plugin import rope
+
     rng = random.Random(0)
 
     def answer(length: int, tokens: int) -> dict[str, Any]:
-        from vllm import SamplingParams
-
         prompt = {"prompt_token_ids": [rng.randrange(300, 3800) for _ in range(length)]}
         sampling = SamplingParams(max_tokens=tokens, temperature=0, prompt_logprobs=0, flat_logprobs=True)
         (output,) = engine.generate([prompt], sampling, use_tqdm=False)
@@ -49,27 +70,21 @@ def main(job: dict[str, Any], out: Path) -> None:
         logprobs = [found.logprobs[start] for start in found.start_indices[1:]]
         return {"tokens": list(output.outputs[0].token_ids), "logprobs": logprobs}
 
-    said = {
-        "near": [answer(rng.randrange(20, 60), 6) for _ in range(job["near"])],
-        "far": [answer(NATIVE + 512, 1) for _ in range(job["far"])],
-        "effective": rope.effective(config),
-        "module": type(attention.rotary_emb).__name__,
-        "address_kept": attention.rotary_emb.cos_sin_cache.data_ptr() == address,
+    module = _attention(engine).rotary_emb
+    address = module.cos_sin_cache.data_ptr()
+    return {
+        "near": [answer(rng.randrange(20, 60), NEW_TOKENS) for _ in range(NEAR)],
+        "far": answer(NATIVE + BEYOND, 1),
+        "effective": rope.effective(engine.llm_engine.vllm_config),
+        "module": type(module).__name__,
+        "address_kept": module.cos_sin_cache.data_ptr() == address,
     }
-    out.write_text(json.dumps(said))
 
 
-def _model(engine: Any) -> Any:
-    return engine.llm_engine.model_executor.driver_worker.worker.model_runner.model
-
-
-def _planted(fault: str, model: Any, attention: Any, config: Any) -> str:
-    """Return what reading back says of a fault; nothing stays of it."""
-    import copy
-
-    from thor_spec.errors import ConfigError
+def _planted(fault: str, engine: Any) -> str:
     from thor_spec.vllm_plugin import rope
 
+    attention = _attention(engine)
     module = attention.rotary_emb
     table, forward, placed = module.cos_sin_cache, module._forward_method, dict(rope._placed)
     try:
@@ -84,9 +99,9 @@ def _planted(fault: str, model: Any, attention: Any, config: Any) -> str:
             other = copy.deepcopy(module)
             other.cos_sin_cache = table.roll(1, 0)
             module._forward_method = other._forward_method
-        elif fault == "missing":
+        else:
             rope._placed.clear()
-        rope.effective(config)
+        rope.effective(engine.llm_engine.vllm_config)
     except ConfigError as error:
         return str(error)
     finally:
