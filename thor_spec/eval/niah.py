@@ -1,5 +1,6 @@
 """A needle in a haystack, by depth and length; it says something of a rope type only beside the ``default`` control."""
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -141,10 +142,8 @@ def _counted(hits: Sequence[bool]) -> dict[str, Any]:
 
 def _sign_test(gained: int, lost: int) -> float:
     """Return the two-sided p of as uneven a split of the questions on which two arms differ (McNemar, exact)."""
-    from math import comb
-
     n = gained + lost
-    tail = sum(comb(n, k) for k in range(min(gained, lost) + 1)) / 2**n
+    tail = sum(math.comb(n, k) for k in range(min(gained, lost) + 1)) / 2.0**n
     return min(1.0, 2 * tail)
 
 

@@ -28,8 +28,8 @@ def sequences(
     """
     documents = texts(source, seed)
     for sample in range(samples):
-        text, ids = "", []
-        while len(ids) < length:
+        text, encoded = "", tokenizer.encode("")
+        while len(encoded.ids) < length:
             try:
                 text += next(documents) + "\n"
             except StopIteration as error:
@@ -37,8 +37,8 @@ def sequences(
                     f"{source} has not enough text for {samples} x {length} tokens: it ends in sample {sample + 1}. "
                     "Lower --length or --samples, or name more text."
                 ) from error
-            ids, spans = tokenizer.encode(text)
-        yield text[: spans[length - 1][1]], ids[:length]
+            encoded = tokenizer.encode(text)
+        yield text[: encoded.spans[length - 1][1]], encoded.ids[:length]
 
 
 def requests(source: str, tokenizer: Tokenizer, lengths: Sequence[int], samples: int, seed: int) -> list[Request]:
