@@ -55,14 +55,22 @@ def main() -> None:
             path = study.ppl(study.Study(**common, samples=options.samples, out=where / "ppl"))
             found["ppl"][f"{factor:g}"] = content_of(path)["summary"]
         if "niah" in options.parts:
-            path = study.needles(study.Study(**common, samples=options.needles, out=where / "niah"), DEPTHS)
+            path = study.needles(
+                study.Study(**common, samples=options.needles, out=where / "niah"), DEPTHS, choice=options.choice
+            )
             found["niah"][f"{factor:g}"] = content_of(path)["summary"]["by_length"]
     if "speed" in options.parts:
         found["speed"] = speed(options)
     found["verdicts"] = verdicts(found)
     print(json.dumps(found["verdicts"], indent=1))
     facts = {"model": options.model, "native": options.native, "corpus": options.corpus, "samples": options.samples}
-    print(write("rope-study", {**facts, "needles": options.needles, **found}, seeds={"texts": options.seed}))
+    print(
+        write(
+            "rope-study",
+            {**facts, "needles": options.needles, "choice": options.choice, **found},
+            seeds={"texts": options.seed},
+        )
+    )
 
 
 def content_of(path: Path) -> Any:
@@ -156,6 +164,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--corpus", default="synthetic", help="text, jsonl, parquet, or a folder of them")
     parser.add_argument("--samples", type=int, default=8, help="texts of each length")
     parser.add_argument("--needles", type=int, default=16, help="needles at each depth")
+    parser.add_argument("--choice", action="store_true", help="needles by likelihood: for models that cannot answer")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="pairs of engines whose speed is compared")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/rope"))

@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from thor_spec.errors import ConfigError
@@ -60,6 +61,24 @@ def test_hits_by_cell_and_against_the_control(tokenizer: Tokenizer, tmp_path: Pa
     assert len(plots.of_record(record)) == 2
     assert plots.save(record, tmp_path) == ["plot-0.svg", "plot-1.svg"]
     assert "3/3" in (tmp_path / "plot-0.svg").read_text()
+
+
+def test_a_choice_is_between_number_and_decoy(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    questions = niah.needles(tokenizer, "synthetic", [400], [0.5], 2, seed=0)
+    asked = niah.requests(questions, tokenizer, choice=True)
+    for request in asked:
+        assert len(request.tokens) <= 400
+        needle = next(q for q in questions if request.id.startswith(q.id))
+        number = needle.answer if request.id.endswith("answer") else needle.decoy
+        assert tokenizer.decode(request.tokens[request.first :]).strip() == f"{number}."
+        assert tokenizer.decode(needle.prompt).count(number) == int(request.id.endswith("answer"))
+        likely = request.id in (f"{questions[0].id}-answer", f"{questions[1].id}-decoy")
+        np.save(tmp_path / f"{request.id}.npy", np.float32([-1.0, -2.0 if likely else -4.5]))
+    found = niah.instances(questions, {"default": Answers(tmp_path, {})}, tokenizer, choice=True)
+    assert [(i["said"], i["hit"]) for i in found] == [
+        ({"default": 2.5}, {"default": True}),
+        ({"default": -2.5}, {"default": False}),
+    ]
 
 
 def test_needles_without_a_control_are_not_reported(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -119,6 +119,10 @@ def niah(
     depth: Annotated[
         list[float] | None, typer.Option(help="Where the needle is, 0 to 1.", show_default="0, 0.25, 0.5, 0.75, 1")
     ] = None,
+    choice: Annotated[
+        bool,
+        typer.Option("--choice", help="Found if likelier than a decoy, for models that cannot answer; chance is 1/2."),
+    ] = False,
     rope: Ropes = None,
     rope_native: Native = None,
     rope_factor: Factor = None,
@@ -134,7 +138,7 @@ def niah(
 
     options = _options(context, rope_factors, kv_cache_memory)
     what = _study(model, rope, rope_native, rope_factor, length, corpus, samples, seed, out, options)
-    _report(study.needles(what, depth or [0.0, 0.25, 0.5, 0.75, 1.0]), plots)
+    _report(study.needles(what, depth or [0.0, 0.25, 0.5, 0.75, 1.0], choice=choice), plots)
 
 
 def ruler(

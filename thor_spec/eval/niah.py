@@ -29,6 +29,8 @@ class Needle:
     length: int
     depth: float
     answer: str
+    decoy: str
+    """Another number, which is nowhere in the text."""
     prompt: tuple[int, ...]
 
 
@@ -49,7 +51,8 @@ def needles(
             straw = _straw(tokenizer, source, budget, f"{seed}:{length}:{sample}")
             for depth in depths:
                 rng = random.Random(f"{seed}:{length}:{sample}:{depth}")
-                key, answer = haystack.word(rng), str(rng.randrange(1_000_000, 10_000_000))
+                key = haystack.word(rng)
+                answer, decoy = map(str, rng.sample(range(1_000_000, 10_000_000), 2))
                 text = _fitted(tokenizer, straw, budget, key, answer, depth)
                 found.append(
                     Needle(
@@ -57,6 +60,7 @@ def needles(
                         length=length,
                         depth=depth,
                         answer=answer,
+                        decoy=decoy,
                         prompt=tuple(tokenizer.encode(text).ids),
                     )
                 )
@@ -80,18 +84,37 @@ def _fitted(tokenizer: Tokenizer, straw: Sequence[str], budget: int, key: str, a
     return haystack.fitted(build, tokenizer, budget, len(straw) // 2)
 
 
-def requests(questions: Sequence[Needle]) -> list[Request]:
-    """Return what the engine is asked."""
-    return [Request(id=needle.id, tokens=needle.prompt, max_tokens=MAX_TOKENS) for needle in questions]
+def requests(questions: Sequence[Needle], tokenizer: Tokenizer, *, choice: bool = False) -> list[Request]:
+    """Return what the engine is asked: to answer, or for a ``choice`` how likely the number and the decoy are."""
+    if not choice:
+        return [Request(id=needle.id, tokens=needle.prompt, max_tokens=MAX_TOKENS) for needle in questions]
+    return [
+        Request(
+            id=f"{needle.id}-{which}",
+            tokens=(*needle.prompt, *tokenizer.encode(f" {number}.").ids),
+            first=len(needle.prompt),
+        )
+        for needle in questions
+        for which, number in (("answer", needle.answer), ("decoy", needle.decoy))
+    ]
 
 
 def instances(
-    questions: Sequence[Needle], answers: Mapping[str, Answers], tokenizer: Tokenizer
+    questions: Sequence[Needle], answers: Mapping[str, Answers], tokenizer: Tokenizer, *, choice: bool = False
 ) -> list[dict[str, Any]]:
-    """Return every question with each arm's words and whether they hold the number."""
+    """Return every question with each arm's words and whether they hold the number.
+
+    For a ``choice`` there are no words, but by how many nats the number is likelier than the decoy; found, if it is.
+    """
     found = []
     for needle in questions:
-        said = {arm: tokenizer.decode(answer.generated(needle.id)) for arm, answer in answers.items()}
+        said: dict[str, Any]
+        if choice:
+            said = {arm: _preference(answer, needle.id) for arm, answer in answers.items()}
+            hit = {arm: nats > 0 for arm, nats in said.items()}
+        else:
+            said = {arm: tokenizer.decode(answer.generated(needle.id)) for arm, answer in answers.items()}
+            hit = {arm: needle.answer in words for arm, words in said.items()}
         found.append(
             {
                 "id": needle.id,
@@ -99,11 +122,17 @@ def instances(
                 "depth": needle.depth,
                 "prompt_tokens": len(needle.prompt),
                 "answer": needle.answer,
+                "decoy": needle.decoy,
                 "said": said,
-                "hit": {arm: needle.answer in words for arm, words in said.items()},
+                "hit": hit,
             }
         )
     return found
+
+
+def _preference(answers: Answers, name: str) -> float:
+    right, wrong = (answers.logprobs(f"{name}-{which}").astype(float).sum() for which in ("answer", "decoy"))
+    return float(right - wrong)
 
 
 def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -192,8 +192,7 @@ class Progress:
     ) -> None:
         self._name, self._sizes, self._folder, self._tell, self._clock = name, sizes, folder, tell, clock
         self._seen = self._answered()
-        self._first = sum(sizes[request] for request in self._seen)
-        self._began = clock()
+        self._first: tuple[float, int] | None = None
 
     def look(self) -> None:
         """Tell, if an answer came since the last look."""
@@ -201,10 +200,15 @@ class Progress:
         if answered == self._seen:
             return
         self._seen = answered
-        through, everything = sum(self._sizes[request] for request in answered), sum(self._sizes.values())
-        # The start of the engine counts, so the first figure is too long rather than too short.
-        rest = (self._clock() - self._began) * (everything - through) / max(through - self._first, 1)
-        self._tell(f"{self._name}: {len(answered)}/{len(self._sizes)} requests, {_spoken(rest)} to go")
+        now, through = self._clock(), sum(self._sizes[request] for request in answered)
+        line = f"{self._name}: {len(answered)}/{len(self._sizes)} requests"
+        if self._first is None:  # the start of the engine is in its time, and says nothing of the rest
+            self._first = now, through
+        else:
+            began, before = self._first
+            rest = (now - began) * (sum(self._sizes.values()) - through) / (through - before)
+            line += f", {_spoken(rest)} to go"
+        self._tell(line)
 
     def _answered(self) -> set[str]:
         return {path.stem for path in self._folder.glob("*.*") if path.suffix in (".npy", ".json")} & set(self._sizes)

@@ -165,14 +165,19 @@ def long_ppl(study: Study, evaluator: str, evaluator_options: Mapping[str, Any])
     return _finish("eval-longppl", study, content, instances)
 
 
-def needles(study: Study, depths: Sequence[float]) -> Path:
-    """Evaluate needles by depth and length, with the control; return the record."""
+def needles(study: Study, depths: Sequence[float], *, choice: bool = False) -> Path:
+    """Evaluate needles by depth and length, with the control; return the record.
+
+    Args:
+        choice: whether the number is likelier than a decoy, in the place of whether it is said; by chance, half are.
+    """
     arms = study.arms()
     tokenizer = study.tokenizer(arms)
     asked = niah.needles(tokenizer, study.corpus, study.lengths, depths, study.samples, study.seed)
-    answers = ask(arms, niah.requests(asked), study.out, tell=study.tell)
-    found = niah.instances(asked, answers, tokenizer)
-    content = {**study.facts(arms, answers), "depths": list(depths), "summary": niah.summary(found)}
+    answers = ask(arms, niah.requests(asked, tokenizer, choice=choice), study.out, tell=study.tell)
+    found = niah.instances(asked, answers, tokenizer, choice=choice)
+    facts = {**study.facts(arms, answers), "depths": list(depths), "score": "choice" if choice else "said"}
+    content = {**facts, "summary": niah.summary(found)}
     return _finish("eval-niah", study, content, found)
 
 
