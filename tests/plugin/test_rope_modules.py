@@ -54,6 +54,7 @@ def config(
         additional_config={"thor_spec": {"rope": rope, **more} if rope else {}},
         compilation_config=SimpleNamespace(static_forward_context=layers),
         model_config=SimpleNamespace(max_model_len=context),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=1),
         speculative_config=SimpleNamespace(num_speculative_tokens=drafts) if drafts else None,
     )
 

@@ -53,6 +53,8 @@ def test_a_stretched_start(make: Make) -> None:
 
 
 def test_without_the_option_nothing_is_set(make: Make) -> None:
+    single = ("--hf-overrides.tie_word_embeddings", "false")
+    assert make(vllm_args=single).argv[-2:] == single
     plan = make()
     assert plan.rope is None
     assert "--hf-overrides" not in plan.argv

@@ -81,10 +81,15 @@ def overrides(scheme: Scheme | None, target: Checkpoint, args: Sequence[str]) ->
 
     Raises: ConfigError, on overrides that contradict ``--rope``, and on those that vLLM would take and never read.
     """
-    if any(flag.startswith(f"{FLAG}.") for flag, _ in passthrough.flags(args)):
-        raise ConfigError(f"{FLAG}.FIELD cannot be checked. Write {FLAG} as one JSON object.")
     passed, rest = passthrough.take_json(FLAG, args)
     nested = isinstance(target.config.get("text_config"), Mapping)
+    single = [
+        flag.removeprefix(f"{FLAG}.").split(".")[0]
+        for flag, _ in passthrough.flags(rest)
+        if flag.startswith(f"{FLAG}.")
+    ]
+    if single and (scheme or (nested and _POSITIONAL & {name.replace("-", "_") for name in single})):
+        raise ConfigError(f"{FLAG}.{single[0]} cannot be checked here. Write {FLAG} as one JSON object.")
     if nested and (lost := sorted(_POSITIONAL & set(passed))):
         raise ConfigError(
             f"{FLAG} sets {', '.join(lost)} beside the text_config of {target.name}, where vLLM does not look for it: "

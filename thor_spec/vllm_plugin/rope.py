@@ -84,6 +84,8 @@ def effective(vllm_config: Any) -> dict[str, dict[str, Any]]:
         if wanted is None:
             continue
         mine = [(m, p) for m, p in _placed.items() if p.layers is layers and p.role == role]
+        if not mine and role == "drafter" and vllm_config.parallel_config.pipeline_parallel_size > 1:
+            continue  # it is built in the last stage alone
         if not mine:
             raise ConfigError(
                 f"--rope {wanted.type} did not reach the {role}: thor-spec did not build that model. "
