@@ -6,7 +6,7 @@ Perplexity by distance and needles by depth, every type beside the `default` con
 `default` through the plugin is as fast as vLLM without it, turn about in one run. An interrupted study goes on where it
 was. Verdicts on two hypotheses: H7, a rope type helps beyond the native context (far perplexity below the control's,
 the 95 % interval of the ratio below 1); H8, identity beyond native finds far needles, and more of them than the control
-does (exact McNemar test).
+does (exact McNemar test). Speed says something on a GPU alone: without one, vLLM's own kernels are interpreted.
 """
 
 import argparse
@@ -90,9 +90,7 @@ def verdicts(found: Any) -> dict[str, Any]:
         for arm, lengths in arms.items():
             (row,) = lengths.values()
             if arm != study.CONTROL and row["far"]:
-                low, high = row["far"]["ratio95"]
-                word = "helps" if high < 1 else "hurts" if low > 1 else "undecided"
-                said["H7"].setdefault(arm, {})[factor] = f"{word}: {row['far']['ratio']:.3f} ({low:.3f} to {high:.3f})"
+                said["H7"].setdefault(arm, {})[factor] = helps(row["far"]["ratio"], row["far"]["ratio95"])
     for factor, arms in found["niah"].items():
         (control,), (ours,) = arms[study.CONTROL], arms["identity_beyond_native"]
         better = ours["p"] < 0.05 and ours["only_this"] > ours["only_control"]
@@ -101,6 +99,14 @@ def verdicts(found: Any) -> dict[str, Any]:
             f"{'more than' if better else 'not more than'} the control (p = {ours['p']:.3g})"
         )
     return said
+
+
+def helps(ratio: float, bounds: list[float] | None) -> str:
+    """Return what a far perplexity's ratio to the control's says."""
+    if bounds is None:
+        return f"undecided: {ratio:.3f}, too few blocks for an interval"
+    word = "helps" if bounds[1] < 1 else "hurts" if bounds[0] > 1 else "undecided"
+    return f"{word}: {ratio:.3f} ({bounds[0]:.3f} to {bounds[1]:.3f})"
 
 
 def speed(options: argparse.Namespace) -> dict[str, Any]:

@@ -59,6 +59,9 @@ def test_far_perplexity_is_that_of_positions_from_native_on(monkeypatch: pytest.
     # On the same tokens the difference is exact, although the perplexities vary.
     assert found["ratio"] == pytest.approx(math.exp(0.25), rel=1e-6)
     assert found["ratio95"] == pytest.approx([math.exp(0.25)] * 2, rel=1e-5)
+    few = perplexity.far(worse[:1], control[:1], NATIVE + 40)
+    assert few is not None
+    assert (few["blocks"], few["ppl95"], few["ratio95"]) == (7, None, None)
     near = [np.concatenate([row[: NATIVE - 1] - 9, row[NATIVE - 1 :]]) for row in worse]
     assert perplexity.far(near, control, NATIVE) == found
     assert perplexity.far([row[: NATIVE - 1] for row in worse], None, NATIVE) is None

@@ -15,6 +15,8 @@ from thor_spec.eval.text import Tokenizer
 
 BLOCK = 4096
 """Tokens that are drawn together in the bootstrap: neighbours are not independent."""
+LEAST_BLOCKS = 8
+"""Fewer drawn with replacement look much surer than they are; there is no interval then."""
 DRAWS = 2000
 CONTROL = "default"
 
@@ -84,6 +86,8 @@ def far(
 ) -> dict[str, Any] | None:
     """Return the perplexity of positions from ``native`` on with a 95 % interval; None where there are none.
 
+    The intervals are None where there are too few blocks for one.
+
     With a ``control``, also the ratio of the perplexities on the same tokens, drawn in pairs of blocks.
     """
     tails = [row[native - 1 :].astype(np.float64) for row in rows]
@@ -97,18 +101,20 @@ def far(
         "tokens": int(counts.sum()),
         "blocks": len(blocks),
         "ppl": math.exp(-sums.sum() / counts.sum()),
-        "ppl95": _between(np.exp(-sums[drawn].sum(axis=1) / totals)),
+        "ppl95": _between(np.exp(-sums[drawn].sum(axis=1) / totals), len(blocks)),
     }
     if control is not None:
         others = [row[native - 1 :].astype(np.float64) for row in control]
         theirs = np.array([tail[i : i + BLOCK].sum() for tail in others for i in range(0, len(tail), BLOCK)])
         gains = theirs - sums
         found["ratio"] = math.exp(gains.sum() / counts.sum())
-        found["ratio95"] = _between(np.exp(gains[drawn].sum(axis=1) / totals))
+        found["ratio95"] = _between(np.exp(gains[drawn].sum(axis=1) / totals), len(blocks))
     return found
 
 
-def _between(values: NDArray[np.float64]) -> list[float]:
+def _between(values: NDArray[np.float64], blocks: int) -> list[float] | None:
+    if blocks < LEAST_BLOCKS:
+        return None
     return [float(value) for value in np.percentile(values, [2.5, 97.5])]
 
 
