@@ -12,6 +12,7 @@ from thor_spec.errors import ConfigError
 
 Origin = Literal["flag", "profile", "default"]
 CanarySet = Literal["quick", "full"]
+RopeDrafter = Literal["same", "default"]
 
 CONTROLS = {
     "state-slot": "the recurrent state that a step starts from has the wrong sign, in one layer",
@@ -75,6 +76,16 @@ class ServeConfig:
     """Of a block-diffusion model: probability above which a token is replaced; 1 replaces none."""
     max_denoise_steps: int | None = None
     """Of a block-diffusion model: steps after which a block is filled whatever the thresholds say."""
+    rope: str | None = None
+    """How positions are told apart; None leaves it to the checkpoint. See ``rope.scheme``."""
+    rope_native: int | None = None
+    """Context that the model was trained with, in tokens; None reads it from the checkpoint."""
+    rope_factor: float | None = None
+    """How many times the native context is usable; None takes 1."""
+    rope_factors: Path | None = None
+    """JSON file of LongRoPE's factors: a list, or ``short_factor`` and ``long_factor``."""
+    rope_drafter: RopeDrafter | None = None
+    """``same`` (None) rotates the drafter as the target, ``default`` leaves its frequencies."""
     canary: CanarySet | None = None
     """``quick`` or ``full``: what the engine must answer before READY; None takes full on a GPU, quick without."""
     dummy_weights: bool = False
@@ -124,6 +135,8 @@ class ServeConfig:
                 raise ConfigError(f"--{name.replace('_', '-')} {given} is not one of {', '.join(known)}.")
         if self.state == "snapshot" and self.gdn_kernel is not None:
             raise ConfigError("--gdn-kernel has no meaning with --state snapshot. Leave one of them out.")
+        if self.rope_drafter is not None and self.rope_drafter not in get_args(RopeDrafter):
+            raise ConfigError(f"--rope-drafter {self.rope_drafter} is not one of {', '.join(get_args(RopeDrafter))}.")
         if self.acceptance_floor is not None and self.acceptance_floor < 1:
             raise ConfigError(
                 f"--acceptance-floor {self.acceptance_floor:g} must be at least 1: each verify step emits a token."
@@ -136,7 +149,7 @@ class ServeConfig:
             raise ConfigError("--api-key and --api-key-file exclude each other. Leave one of them out.")
         if self.node_rank is not None and self.node_rank < 0:
             raise ConfigError(f"--node-rank {self.node_rank} must not be negative.")
-        positive = ("context", "max_seqs", "kv_cache_memory", "max_request_bytes")
+        positive = ("rope_native", "context", "max_seqs", "kv_cache_memory", "max_request_bytes")
         for name in (*positive, "tensor_parallel", "pipeline_parallel", "data_parallel", "nnodes"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -206,7 +219,7 @@ def _read_profile(path: Path) -> dict[str, Any]:
             value = values[name] = float(value)
         if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
             raise ConfigError(f"{path}: {name} must be {expected.__name__}, not {type(value).__name__}.")
-    for name in ("log_file", "golden", "api_key_file"):
+    for name in ("log_file", "golden", "api_key_file", "rope_factors"):
         if name in values:
             values[name] = Path(values[name])
     if "environment" in values:
@@ -238,6 +251,11 @@ _PROFILE_TYPES: dict[str, type] = {
     "threshold": float,
     "edit_threshold": float,
     "max_denoise_steps": int,
+    "rope": str,
+    "rope_native": int,
+    "rope_factor": float,
+    "rope_factors": str,
+    "rope_drafter": str,
     "canary": str,
     "acceptance_floor": float,
     "golden": str,

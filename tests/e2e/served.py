@@ -61,8 +61,8 @@ class Served:
     def metric(self, name: str) -> float:
         """One figure once it has settled: the engine answers first and publishes then."""
         now = self._metric(name)
-        while (before := now) != (now := self._metric(name)):
-            pass
+        while now != (later := self._metric(name)):
+            now = later
         return now
 
     def _metric(self, name: str) -> float:

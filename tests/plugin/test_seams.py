@@ -28,6 +28,7 @@ def test_reading_agrees_with_importing(place: Seam) -> None:
         return
     if inspect.isclass(found):
         found = found.__init__
+    found = getattr(found, "__func__", found)  # a class method shows its first parameter as well
     kinds = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     parameters = inspect.signature(inspect.unwrap(getattr(found, "stock", found))).parameters.values()
     imported = [f"{kinds.get(p.kind, '')}{p.name}" for p in parameters]

@@ -113,6 +113,31 @@ def serve(
     max_denoise_steps: Annotated[
         int | None, typer.Option(help="Steps after which it fills the whole block.", metavar="N", show_default="64")
     ] = None,
+    rope: Annotated[
+        str | None,
+        typer.Option(
+            help="How positions are told apart.",
+            metavar="default|yarn|longrope|linear|identity_beyond_native|nope",
+            show_default="the checkpoint's",
+        ),
+    ] = None,
+    rope_native: Annotated[
+        int | None,
+        typer.Option(help="With --rope: context of the training.", metavar="N", show_default="the checkpoint's"),
+    ] = None,
+    rope_factor: Annotated[
+        float | None, typer.Option(help="With --rope: times the native context.", metavar="F", show_default="1")
+    ] = None,
+    rope_factors: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON list of LongRoPE's factors.", metavar="FILE", show_default="the checkpoint's, or a step"
+        ),
+    ] = None,
+    rope_drafter: Annotated[
+        str | None,
+        typer.Option(help="With --rope: what the drafter does.", metavar="same|default", show_default="same"),
+    ] = None,
     canary: Annotated[
         str | None,
         typer.Option(
@@ -200,6 +225,11 @@ def serve(
         "threshold": threshold,
         "edit_threshold": edit_threshold,
         "max_denoise_steps": max_denoise_steps,
+        "rope": rope,
+        "rope_native": rope_native,
+        "rope_factor": rope_factor,
+        "rope_factors": rope_factors,
+        "rope_drafter": rope_drafter,
         "canary": canary,
         "acceptance_floor": acceptance_floor,
         "golden": golden,

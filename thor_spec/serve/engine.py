@@ -202,6 +202,14 @@ class Engine:
                 f"would hold. See {self._log_file} for 'Failed to load plugin', or reinstall thor-spec "
                 "into the environment that runs vLLM."
             )
+        wanted = self._plan.rope.as_dict() if self._plan.rope else {}
+        for found in receipt.collect(self._receipts):
+            rotated = found.rope.get("target", {})
+            if found.state == "engine" and any(rotated.get(name) != value for name, value in wanted.items()):
+                raise PlatformError(
+                    f"--rope was ignored: asked for {wanted}, and the engine rotates by {dict(rotated) or 'its own'}. "
+                    f"See {self._log_file}."
+                )
 
     def _canary(self) -> "Outcome | None":
         from thor_spec.serve import canary

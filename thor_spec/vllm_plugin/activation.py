@@ -15,7 +15,7 @@ def activate() -> None:
     with receipt.of_failure():
         version = compat.require_seams()
     registry = compat.MODEL_REGISTRY.resolve()
-    for architecture in compat.TARGETS:
+    for architecture in compat.MODELS:
         # By name, so that importing a model stays the business of the process that runs it.
         registry.register_model(architecture, f"{_MODELS}:{architecture}")
     for architecture, place in compat.OWN_MODELS.items():

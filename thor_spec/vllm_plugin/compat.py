@@ -97,6 +97,82 @@ PREPROCESS_STATE = Seam(
     why="plant corruption before a step, for the gates' controls",
     drop_when="never: it is how a model state touches caches",
 )
+OFFLINE_ENGINE = Seam(
+    target="vllm.entrypoints.llm:LLM.from_engine_args",
+    signature=("cls", "engine_args"),
+    why="evaluate in one process with the engine that is served",
+    drop_when="never: it is vLLM's public interface for offline use",
+)
+ENGINE_ARGUMENTS = Seam(
+    target="vllm.engine.arg_utils:EngineArgs.from_cli_args",
+    signature=("cls", "args"),
+    why="evaluate with the very command line that is served",
+    drop_when="never: it is vLLM's public interface for offline use",
+)
+ARGUMENT_PARSER = Seam(
+    target="vllm.utils.argparse_utils:FlexibleArgumentParser",
+    signature=None,
+    why="evaluate with the very command line that is served",
+    drop_when="never: it is vLLM's public interface for offline use",
+)
+SAMPLING_PARAMS = Seam(
+    target="vllm.sampling_params:SamplingParams.from_optional",
+    signature=None,
+    why="ask for the log-probabilities of a prompt",
+    drop_when="never: it is vLLM's public interface for offline use",
+)
+ROTARY = Seam(
+    target="vllm.model_executor.layers.rotary_embedding.base:RotaryEmbeddingBase",
+    signature=(
+        "self",
+        "head_size",
+        "rotary_dim",
+        "max_position_embeddings",
+        "base",
+        "is_neox_style",
+        "dtype",
+        "init_cache",
+    ),
+    why="put a rope type's table in the place of cos_sin_cache",
+    drop_when="vLLM lets a plugin register rope types",
+)
+MROTARY = Seam(
+    target="vllm.model_executor.layers.rotary_embedding.mrope:MRotaryEmbedding",
+    signature=(
+        "self",
+        "head_size",
+        "rotary_dim",
+        "max_position_embeddings",
+        "base",
+        "is_neox_style",
+        "dtype",
+        "mrope_section",
+        "mrope_interleaved",
+        "*",
+        "positions_factor",
+        "scaling_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "attention_factor",
+        "truncate",
+    ),
+    why="put a rope type's table in the place of cos_sin_cache",
+    drop_when="vLLM lets a plugin register rope types",
+)
+ROTARY_TABLE = Seam(
+    target="vllm.model_executor.layers.rotary_embedding.base:RotaryEmbeddingBase._compute_cos_sin_cache",
+    signature=("self",),
+    why="make vLLM's own table longer, bit by bit the same",
+    drop_when="vLLM lets a plugin register rope types",
+)
+DFLASH_BUFFERS = Seam(
+    target="vllm.model_executor.models.qwen3_dflash:DFlashQwen3Model._build_fused_kv_buffers",
+    signature=("self",),
+    why="see that a drafter's context keys are rotated by the table that was set",
+    drop_when="vLLM lets a plugin register rope types",
+)
 REGISTER_KERNELS = Seam(
     target="vllm.triton_utils.dispatcher:register_kernels",
     signature=("overrides",),
@@ -376,6 +452,8 @@ SEAMS = (
     OVERRIDE_MOE_CONFIG,
     MOE_CONFIG_FILE,
 )
+EVAL_SEAMS = (OFFLINE_ENGINE, ENGINE_ARGUMENTS, ARGUMENT_PARSER, SAMPLING_PARAMS)
+ROPE_SEAMS = (ROTARY, MROTARY, ROTARY_TABLE, DFLASH_BUFFERS)
 CPU_SEAMS = (REGISTER_KERNELS, CPU_SPEC_FORWARD, CPU_PREFILL)  # relied on only where the CPU build is installed
 
 # Architecture -> the stock class that ours derives from. Both stay under the stock name: vLLM keeps tables by it.
@@ -388,6 +466,8 @@ TARGETS = {
     "Qwen3_5ForConditionalGeneration": "vllm.model_executor.models.qwen3_5:Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration": "vllm.model_executor.models.qwen3_5:Qwen3_5MoeForConditionalGeneration",
 }
+DRAFTERS = {"DFlashDraftModel": "vllm.model_executor.models.qwen3_dflash:DFlashQwen3ForCausalLM"}
+MODELS = {**TARGETS, **DRAFTERS}
 
 LLADA2 = "LLaDA2MoeModelLM"
 """Which no vLLM knows; registered under its published name."""
@@ -395,10 +475,10 @@ OWN_MODELS = {LLADA2: "thor_spec.vllm_plugin.llada2.model:LLaDA2MoeModelLM"}
 SERVED = (*TARGETS, *OWN_MODELS)
 
 
-def target_seam(architecture: str) -> Seam:
+def model_seam(architecture: str) -> Seam:
     """Return the seam of the stock class for ``architecture``. Raises: KeyError."""
     return Seam(
-        target=TARGETS[architecture],
+        target=MODELS[architecture],
         signature=("self", "*", "vllm_config", "prefix"),
         why=f"derive our {architecture}",
         drop_when="model states become selectable by configuration",
@@ -407,7 +487,13 @@ def target_seam(architecture: str) -> Seam:
 
 def problems() -> dict[Seam, str | None]:
     """Return what moved at each seam, or None where nothing did."""
-    seams = (*SEAMS, *(target_seam(name) for name in TARGETS), *(() if has_gpu_build() else CPU_SEAMS))
+    seams = (
+        *SEAMS,
+        *ROPE_SEAMS,
+        *EVAL_SEAMS,
+        *(model_seam(name) for name in MODELS),
+        *(() if has_gpu_build() else CPU_SEAMS),
+    )
     return {seam: seam.problem() for seam in seams}
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-from thor_spec.vllm_plugin import compat, cpu_verify, receipt
+from thor_spec.vllm_plugin import compat, cpu_verify, receipt, rope
 from thor_spec.vllm_plugin.one_state import choice
 from thor_spec.vllm_plugin.options import PluginOptions
 from thor_spec.vllm_plugin.seam import has_gpu_build, version
@@ -39,6 +39,7 @@ class _Activated:
                 from thor_spec.vllm_plugin import runner_kernels
 
                 replaced = runner_kernels.replace()
+            effective = rope.effective(vllm_config)
         self._receipt = receipt.Receipt(
             pid=os.getpid(),
             state="engine",
@@ -46,6 +47,7 @@ class _Activated:
             model_state=type(self).__name__,
             runner_kernels=self.options.runner_kernels,
             replaced_kernels=replaced,
+            rope=effective,
         )
         receipt.leave(self._receipt)
 

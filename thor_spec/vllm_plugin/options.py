@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
+from thor_spec.config import RopeDrafter
 from thor_spec.dflash.acceptance import DELTA, EPS, Acceptance, Rule
 from thor_spec.diffusion import settings
 from thor_spec.errors import ConfigError
+from thor_spec.rope.scheme import Scheme
 
 NAME = "thor_spec"  # the plugin's name in VLLM_PLUGINS and its key in additional_config
 REQUEST_KEYS = {"thor_spec_accept": "accept", "thor_spec_eps": "accept_eps", "thor_spec_delta": "accept_delta"}
@@ -41,14 +43,23 @@ class PluginOptions:
     ``auto`` reconstructs where nothing forbids it."""
     gdn_kernel: GDNKernel = "auto"
     """How drafts are verified on Gated-DeltaNet layers with ``reconstruct``; see ``kernels.gdn_verify``."""
+    rope: Mapping[str, Any] | None = None
+    """A ``rope.scheme.Scheme``; None leaves vLLM's own tables."""
+    rope_drafter: RopeDrafter = "same"
+    """``default`` keeps the drafter's frequencies, in a table that is as long as the target's."""
 
     def __post_init__(self) -> None:
         for name, known in (("runner_kernels", RunnerKernels), ("state", State), ("gdn_kernel", GDNKernel)):
             if (value := getattr(self, name)) not in get_args(known):
                 raise ConfigError(f"thor_spec.{name}={value!r} is not one of {', '.join(get_args(known))}.")
 
+        if self.rope_drafter not in get_args(RopeDrafter):
+            raise ConfigError(
+                f"thor_spec.rope_drafter={self.rope_drafter!r} is not one of {', '.join(get_args(RopeDrafter))}."
+            )
         self.acceptance  # noqa: B018  # checks the three
         self.denoising  # noqa: B018
+        self.scheme("target")
 
     @property
     def acceptance(self) -> Acceptance:
@@ -59,6 +70,15 @@ class PluginOptions:
     def denoising(self) -> settings.Denoising:
         """The settings of requests that name none. Raises: ConfigError."""
         return settings.Denoising().of_request(self.denoise)
+
+    def scheme(self, role: str) -> Scheme | None:
+        """Return the rope scheme of ``target`` or ``drafter``. Raises: ConfigError."""
+        if self.rope is None:
+            return None
+        scheme = Scheme.parse(self.rope)
+        if role == "drafter" and self.rope_drafter == "default":
+            return Scheme(native=scheme.native, factor=scheme.factor)
+        return scheme
 
     @classmethod
     def parse(cls, additional_config: Mapping[str, Any]) -> "PluginOptions":
