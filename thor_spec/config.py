@@ -24,6 +24,13 @@ CONTROLS = {
     "sharpened": "logits are scaled by 1.5, which a greedy answer does not show",
 }
 """What a request may have corrupted where the server was started with ``allow_controls``; gates must see it."""
+CACHED_CONTROLS = {
+    "cached-state": "the cached recurrent state that a request goes on from has the wrong sign, in one layer",
+    "cached-window": "the cached convolution window has, in one layer",
+    "cached-keys": "the cached keys and values have, in one layer of the target",
+    "cached-drafts": "the cached keys and values of the drafter have, which changes no token: acceptance falls",
+}
+"""The same where prefixes are cached; a request must name a ``cache_salt``, so that nobody else is given any of it."""
 DEFAULT_MODEL = "tiny-hybrid"
 DEFAULT_DRAFT_TOKENS = 7
 HIDDEN = "(hidden)"

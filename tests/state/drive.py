@@ -87,14 +87,11 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     """Build an engine, run one schedule, take it down."""
     import torch
     from vllm import LLM
-    from vllm.config.speculative import SpeculativeConfig
     from vllm.distributed import cleanup_dist_env_and_memory
 
     from tests.state import faults, schedule, watch
 
     drafts, caching = case["drafts"], case["caching"]
-    # vLLM 0.32 leaves out the last block of a hit, which 0.33 does no more: with DFlash, it is good.
-    SpeculativeConfig.use_eagle_block_drop = lambda self: False  # type: ignore[method-assign]
     if case.get("interpreted_snapshots"):
         from thor_spec.vllm_plugin import compat
         from thor_spec.vllm_plugin.one_state import choice
@@ -112,6 +109,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         tensor_parallel_size=case.get("tp", 1),
         kv_cache_memory_bytes=case["cache_bytes"],
         enable_prefix_caching=caching,
+        prefix_cache_retention_interval=None,  # states of every boundary, those of answers too
         seed=0,
         skip_tokenizer_init=True,
         speculative_config={

@@ -1,14 +1,16 @@
 """Check every seam, then apply every registration; ``activate`` is what vLLM runs in each of its processes."""
 
 import os
+import sys
 
 from thor_spec.vllm_plugin import compat, receipt
 
 _MODELS = "thor_spec.vllm_plugin.models"
+_ENGINE = "vllm.v1.engine.core"  # loaded where a scheduler may come to be
 
 
 def activate() -> None:
-    """Register our models under the stock architecture names. Safe to call again.
+    """Register our models under the stock architecture names, and mend the scheduler. Safe to call again.
 
     Raises: PlatformError or SeamMovedError, which stop vLLM's start; nothing is registered then.
     """
@@ -18,4 +20,8 @@ def activate() -> None:
     for architecture in compat.TARGETS:
         # By name, so that importing a model stays the business of the process that runs it.
         registry.register_model(architecture, f"{_MODELS}:{architecture}")
+    if _ENGINE in sys.modules:
+        from thor_spec.vllm_plugin import scheduling
+
+        scheduling.install(version)
     receipt.leave(receipt.Receipt(pid=os.getpid(), state="active", vllm=version))

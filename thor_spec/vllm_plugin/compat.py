@@ -97,6 +97,18 @@ PREPROCESS_STATE = Seam(
     why="plant corruption before a step, for the gates' controls",
     drop_when="never: it is how a model state touches caches",
 )
+RECORD_LOOKUP = Seam(
+    target="vllm.v1.core.kv_cache_manager:KVCacheManager.record_prefix_cache_stats",
+    signature=("self", "request", "num_hits"),
+    why="tell how much of each request was reused, and why not more",
+    drop_when="vLLM tells why a lookup missed",
+)
+BLOCK_DROP = Seam(
+    target="vllm.config.speculative:SpeculativeConfig.use_eagle_block_drop",
+    signature=("self",),
+    why="keep the last block of a hit, which DFlash has no reason to drop",
+    drop_when="the CPU extra moves to vLLM 0.33, which does (vllm#54163)",
+)
 REGISTER_KERNELS = Seam(
     target="vllm.triton_utils.dispatcher:register_kernels",
     signature=("overrides",),
@@ -207,6 +219,8 @@ SEAMS = (
     CUSTOM_SAMPLER,
     ADD_REQUEST,
     PREPROCESS_STATE,
+    RECORD_LOOKUP,
+    BLOCK_DROP,
     BENCH_SERVE_ARGS,
     BENCH_SERVE,
     GDN_LAYER,

@@ -6,14 +6,15 @@ as ``vllm_xargs``. Each answer says in a header which rule its tokens came by, s
 
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
-from thor_spec.config import CONTROLS
+from thor_spec.config import CACHED_CONTROLS, CONTROLS
 from thor_spec.dflash.acceptance import RULES, Acceptance
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.relax.reference import COUNTED
-from thor_spec.vllm_plugin import counters
+from thor_spec import env
+from thor_spec.vllm_plugin import counters, reuse
 from thor_spec.vllm_plugin.options import CONTROL_KEY, NAME, REQUEST_KEYS, PluginOptions
 
 HEADER = b"x-thor-spec-accept"
@@ -26,6 +27,7 @@ class FrontDoor:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._options: PluginOptions | None = None
+        self._controls: Collection[str] = ()
         _register_collector()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -38,7 +40,7 @@ class FrontDoor:
         rule = options.acceptance
         if b'"thor_spec"' in body:
             try:
-                body, rule = rewritten(body, rule, controls=options.controls)
+                body, rule = rewritten(body, rule, controls=self._controls)
             except ConfigError as error:
                 await _refuse(send, str(error))
                 return
@@ -54,14 +56,17 @@ class FrontDoor:
 
     def _plugin_options(self, scope: Any) -> PluginOptions:
         if self._options is None:  # the application knows its configuration only once it serves
-            self._options = PluginOptions.parse(scope["app"].state.vllm_config.additional_config)
+            config = scope["app"].state.vllm_config
+            self._options = PluginOptions.parse(config.additional_config)
+            if self._options.controls:
+                self._controls = CACHED_CONTROLS if config.cache_config.enable_prefix_caching else CONTROLS
         return self._options
 
 
-def rewritten(body: bytes, default: Acceptance, *, controls: bool = False) -> tuple[bytes, Acceptance]:
+def rewritten(body: bytes, default: Acceptance, *, controls: Collection[str] = ()) -> tuple[bytes, Acceptance]:
     """Return the body with its ``thor_spec`` in ``vllm_xargs``, and the rule. Raises: ConfigError, naming the field.
 
-    A body that is not a JSON object passes as it is: vLLM's own answer to it is better than ours.
+    ``controls`` are the corruptions that may be asked for. A body that is not a JSON object passes as it is: vLLM's own answer to it is better than ours.
     """
     try:
         request = json.loads(body)
@@ -73,8 +78,10 @@ def rewritten(body: bytes, default: Acceptance, *, controls: bool = False) -> tu
     if not isinstance(given, dict):
         raise ConfigError(f'{NAME} must be an object such as {{"accept": "exact"}}, not {type(given).__name__}.')
     control = given.pop("control", None) if controls else None
-    if control is not None and control not in CONTROLS:
-        raise ConfigError(f"control={control!r} is not one of {', '.join(CONTROLS)}.")
+    if control is not None and control not in controls:
+        raise ConfigError(f"control={control!r} is not one of {', '.join(controls)}.")
+    if control in CACHED_CONTROLS and not request.get("cache_salt"):
+        raise ConfigError(f"control={control} needs a cache_salt of its own: others would be given what it corrupts.")
     rule = default.of_request(given)
     extra = request.get("vllm_xargs") or {}
     if not isinstance(extra, dict):
@@ -104,6 +111,18 @@ class _Collector:
                 for place in range(found[0].shape[2] if found else 0):
                     family.add_metric((rule, str(place)), float(sum(counts[number, i, place] for counts in found)))
             yield family
+        yield from _reuse_families(CounterMetricFamily)
+
+
+def _reuse_families(family_of: Any) -> Iterator[Any]:
+    said = ("requests", "Requests by why they reused no more.", "prompt_tokens", "Their tokens.", "reused_tokens",
+            "Those of them that came from the prefix cache.")  # fmt: skip
+    counted = reuse.by_reason(env.receipts_dir())
+    for i, (name, text) in enumerate(zip(said[::2], said[1::2], strict=True)):
+        family = family_of(f"thor_spec:prefix_cache_{name}", text, labels=("reason",))
+        for reason, row in counted.items():
+            family.add_metric((reason,), float(row[i]))
+        yield family
 
 
 @functools.cache  # the registry refuses a second one
