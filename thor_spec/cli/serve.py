@@ -226,6 +226,7 @@ def _ready_text(ready: "Ready") -> str:
             f"  drafter  {speculation}",
             f"  KV cache {capacity}",
             *([f"  state    {ready.recurrent_state}"] if ready.recurrent_state else []),
+            f"  prefixes {ready.prefix_caching}",
             f"  canary   {', '.join(ready.checks)}",
             f"  margin   {_margin_text(ready)}",
             f"  log      {ready.log_file}",

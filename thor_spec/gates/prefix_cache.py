@@ -5,9 +5,11 @@ cache, the same request under the salt of its conversation finds what the earlie
 the cache nothing could be compared bit by bit, since the engine then keeps its states in another mode.
 """
 
+import contextlib
 import itertools
+import math
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 import httpx
 
 from thor_spec.config import CACHED_CONTROLS
-from thor_spec.errors import ConfigError
+from thor_spec.errors import ConfigError, ThorSpecError
 from thor_spec.gates import conversations, prompts
 from thor_spec.gates.conversations import ANSWER, Conversation, Prompt, Size, Text
 from thor_spec.gates.gate import Options
@@ -68,6 +70,7 @@ class PrefixCache:
 
     name = NAME
     wants_references = True
+    wants_caching = True
 
     def candidate(self, server: Server, options: Options) -> dict[str, Section]:
         """Play conversations cold and warm, alone and together; then corrupt what is cached, and see it."""
@@ -75,11 +78,11 @@ class PrefixCache:
         if options.control:
             return {options.control: Player(server, options).corrupted(options.control)}
         found = {
-            "alone": Player(server, options).alone(options.count),
-            "together": Player(server, options, seed=1).together(max(AT_ONCE, options.count // 5)),
-            "aborted": Player(server, options, seed=2).aborted(max(2, options.count // 10)),
+            "alone": Player(server, options).alone(options.conversations),
+            "together": Player(server, options, seed=1).together(max(AT_ONCE, options.conversations // 5)),
+            "aborted": Player(server, options, seed=2).aborted(max(2, options.conversations // 10)),
         }
-        if CONTROLS_ALLOWED(server):
+        if controls_allowed(server):
             for kind in CACHED_CONTROLS:
                 section = Player(server, options, seed=3).corrupted(kind)
                 seen = bool(section.wrong)
@@ -95,9 +98,9 @@ class PrefixCache:
         if options.control:
             return
         if name == ODD:
-            state[ODD] = Player(server, options, seed=4, cut_alike=True).alone(max(4, options.count // 4))
+            state[ODD] = Player(server, options, seed=4, cut_alike=True).alone(max(4, options.conversations // 4))
         else:
-            state[SMALL] = section = Player(server, options, seed=5).together(max(8, options.count // 5), small=True)
+            state[SMALL] = section = Player(server, options, seed=5).together(max(8, options.conversations // 5), small=True)
             if not section.counted["preemptions"]:
                 section.wrong.append("wrong: small: nothing was preempted, so nothing was tested")
         options.say(f"{name}: {state[name].as_dict()}")
@@ -247,11 +250,9 @@ class Player:
     def _leave(self, prompt: Sequence[int], salt: str) -> None:
         body = self._server.body(prompt, max_tokens=ANSWER, stream=True, cache_salt=salt)
         timeout = httpx.Timeout(ABORT_AFTER_S, connect=5.0)
-        try:
+        with contextlib.suppress(httpx.TimeoutException):  # the connection closes, and vLLM aborts the request
             with self._server.stream("/v1/completions", body, timeout=timeout) as response:
                 next(response.iter_bytes(), None)
-        except httpx.TimeoutException:
-            pass  # the connection closes, and vLLM aborts the request
 
     def _compare(self, section: Section, label: str, cold: Answer, warm: Answer, *, bits: bool) -> None:
         section.requests += 1
@@ -265,11 +266,8 @@ class Player:
             what = f"token {at}" if at < len(cold.tokens) else "a log-probability"
             section.wrong.append(f"wrong: {label}: {what} differs between cold and warm")
             return
-        before = (*cold.prompt, *cold.tokens[:at])
-        bound = gap_of_a_tie(self._server, before, self._options.tie_gap)
-        gap = abs(cold.logprobs[at] - warm.logprobs[at])
-        runner_up = len(cold.top[at]) > 1 and cold.top[at][0] - cold.top[at][1] <= bound
-        if runner_up and gap <= 2 * bound:
+        bound = gap_of_a_tie(self._server, (*cold.prompt, *cold.tokens[:at]), self._options.tie_gap)
+        if cold.logprobs[at] - dict(cold.top[at]).get(warm.tokens[at], -math.inf) <= bound:
             section.ties += 1
         else:
             section.wrong.append(f"wrong: {label}: token {at} differs between cold and warm, and is no tie")
@@ -303,7 +301,33 @@ class _Looking:
             self._counts.seen[name] += after.get(name, 0.0) - self._before.get(name, 0.0)
 
 
+def caches(server: Server) -> bool:
+    """Return whether a server caches prefixes."""
+    return metrics.cache_config(server.metrics()).get("enable_prefix_caching") == "True"
+
+
 def require_caching(server: Server) -> None:
     """Raise ConfigError where a server reuses nothing."""
-    if metrics.cache_config(server.metrics()).get("enable_prefix_caching") != "True":
+    if not caches(server):
         raise ConfigError(f"{server.url} caches no prefixes. Start it with -- --enable-prefix-caching.")
+
+
+def odd_chunks(told: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the arguments of a server like the one that ``told``, whose chunks of prompts are odd and below a block."""
+    return ("--max-num-batched-tokens", str(int(told["block_size"]) * 5 // 8 | 1))
+
+
+def small_cache(told: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the arguments of one whose cache holds less than two of the longest requests."""
+    blocks = int(told["num_gpu_blocks"]) / float(told["kv_cache_max_concurrency"])
+    return ("--num-gpu-blocks-override", str(math.ceil(1.6 * blocks)))
+
+
+def controls_allowed(server: Server) -> bool:
+    """Return whether requests may have corrupted what they are given from the cache."""
+    try:
+        asked = {"control": next(iter(CACHED_CONTROLS))}
+        server.complete("x", max_tokens=1, cache_salt=uuid.uuid4().hex, thor_spec=asked)
+    except ThorSpecError:
+        return False
+    return True

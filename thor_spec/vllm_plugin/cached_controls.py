@@ -20,7 +20,6 @@ class CachedControls:
 
     def __init__(self, vllm_config: Any) -> None:
         self._caches = vllm_config.compilation_config.static_forward_context
-        self._block_size: int = vllm_config.cache_config.block_size
         self._target_layers: int = vllm_config.model_config.hf_text_config.num_hidden_layers
         self._asked: dict[int, tuple[str, int]] = {}
 
@@ -47,7 +46,7 @@ class CachedControls:
                 recurrent = hasattr(group.kv_cache_spec, "mamba_type")
                 if recurrent and kind in _TENSOR:
                     cache = self._caches[group.layer_names[0]].kv_cache[_TENSOR[kind]]
-                    cache[int(tables[row][computed // self._block_size - 1])].neg_()
+                    cache[int(tables[row][computed // group.kv_cache_spec.block_size - 1])].neg_()
                     break
                 names = [name for name in group.layer_names if self._is_drafters(name) == (kind == "cached-drafts")]
                 if not recurrent and kind not in _TENSOR and names:

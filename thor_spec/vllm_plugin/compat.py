@@ -103,6 +103,12 @@ RECORD_LOOKUP = Seam(
     why="tell how much of each request was reused, and why not more",
     drop_when="vLLM tells why a lookup missed",
 )
+ENTER_BLOCKS = Seam(
+    target="vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.cache_blocks",
+    signature=("self", "request", "num_computed_tokens"),
+    why="keep what decode steps wrote out of the prefix cache, which would round otherwise than a prompt",
+    drop_when="vLLM's verify steps have the bits of its prompts",
+)
 BLOCK_DROP = Seam(
     target="vllm.config.speculative:SpeculativeConfig.use_eagle_block_drop",
     signature=("self",),
@@ -220,6 +226,7 @@ SEAMS = (
     ADD_REQUEST,
     PREPROCESS_STATE,
     RECORD_LOOKUP,
+    ENTER_BLOCKS,
     BLOCK_DROP,
     BENCH_SERVE_ARGS,
     BENCH_SERVE,

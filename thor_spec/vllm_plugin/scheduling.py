@@ -3,6 +3,10 @@
 vLLM 0.32 takes DFlash for EAGLE: a hit loses its last block, and the recurrent state is kept one block too early for
 the first repeat of a prompt, which then finds nothing at all. EAGLE's draft cache at a position depends on the token
 after it; DFlash's comes from the target's features at that position alone. 0.33 knows the difference.
+
+Both versions enter into the cache what decode steps wrote. A verify step rounds otherwise than a prompt, so a request
+that is given such a block does not get the bits that it gets without the cache. Recurrent states of answers are not
+kept (retention 0); but attention blocks are, and a later request at the same place adds a state to them.
 """
 
 import functools
@@ -23,6 +27,7 @@ WITHOUT_DROP = ("dflash", "dspark")
 def install(vllm: str) -> None:
     """Put the mends into vLLM's classes, as far as version ``vllm`` needs them. Safe to call again."""
     _around(compat.RECORD_LOOKUP, accounted)
+    _around(compat.ENTER_BLOCKS, prompts_only)
     if Version(vllm) < MENDED_IN:
         _around(compat.BLOCK_DROP, without_drop)
 
@@ -40,6 +45,17 @@ def without_drop(stock: Callable[..., Any]) -> Callable[..., Any]:
         return self.method not in WITHOUT_DROP and bool(stock(self))
 
     return use_eagle_block_drop
+
+
+def prompts_only(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``KVCacheCoordinator.cache_blocks``, which leaves a hybrid's answers out where their states are."""
+
+    def cache_blocks(self: Any, request: Any, num_computed_tokens: int) -> None:
+        if self.kv_cache_config.has_mamba_layers and self.retention_interval == 0:
+            num_computed_tokens = min(num_computed_tokens, request.num_prompt_tokens)
+        stock(self, request, num_computed_tokens)
+
+    return cache_blocks
 
 
 def accounted(stock: Callable[..., Any]) -> Callable[..., Any]:
