@@ -100,7 +100,9 @@ class PrefixCache:
         if name == ODD:
             state[ODD] = Player(server, options, seed=4, cut_alike=True).alone(max(4, options.conversations // 4))
         else:
-            state[SMALL] = section = Player(server, options, seed=5).together(max(8, options.conversations // 5), small=True)
+            state[SMALL] = section = Player(server, options, seed=5).together(
+                max(8, options.conversations // 5), small=True
+            )
             if not section.counted["preemptions"]:
                 section.wrong.append("wrong: small: nothing was preempted, so nothing was tested")
         options.say(f"{name}: {state[name].as_dict()}")
@@ -114,8 +116,8 @@ class PrefixCache:
         return Verdict(
             gate=NAME,
             passed=not wrong,
-            summary=f"{sum(s.conversations for s in judged)} conversations, {total} requests from the cache, {same} equal "
-            f"bit for bit, {sum(s.ties for s in judged)} ties, {sum(s.reused for s in judged)} tokens reused, "
+            summary=f"{sum(s.conversations for s in judged)} conversations, {total} requests, {same} the same bits, "
+            f"{sum(s.ties for s in judged)} ties, {sum(s.reused for s in judged)} tokens reused, "
             f"{len(seen)} planted corruptions seen",
             figures={name: section.as_dict() for name, section in state.items()},
             findings=wrong,
@@ -175,7 +177,6 @@ class Player:
     def together(self, count: int, *, small: bool = False) -> Section:
         """Play several conversations at once; half of them begin alike."""
         section, counts = Section(), _Counts()
-        # Where the cache is too small, all of it is needed at once.
         kinds = [conversations.turns(self._text, self._size, 4) for _ in range(count)]
         played = [self._cold(conversation) for conversation in kinds]
         head = self._text.take(2 * self._size.block + 1)
@@ -250,9 +251,11 @@ class Player:
     def _leave(self, prompt: Sequence[int], salt: str) -> None:
         body = self._server.body(prompt, max_tokens=ANSWER, stream=True, cache_salt=salt)
         timeout = httpx.Timeout(ABORT_AFTER_S, connect=5.0)
-        with contextlib.suppress(httpx.TimeoutException):  # the connection closes, and vLLM aborts the request
-            with self._server.stream("/v1/completions", body, timeout=timeout) as response:
-                next(response.iter_bytes(), None)
+        with (
+            contextlib.suppress(httpx.TimeoutException),  # the connection closes, and vLLM aborts the request
+            self._server.stream("/v1/completions", body, timeout=timeout) as response,
+        ):
+            next(response.iter_bytes(), None)
 
     def _compare(self, section: Section, label: str, cold: Answer, warm: Answer, *, bits: bool) -> None:
         section.requests += 1
@@ -313,7 +316,7 @@ def require_caching(server: Server) -> None:
 
 
 def odd_chunks(told: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the arguments of a server like the one that ``told``, whose chunks of prompts are odd and below a block."""
+    """Return the arguments of a server like the one that ``told``; its chunks of prompts are odd and below a block."""
     return ("--max-num-batched-tokens", str(int(told["block_size"]) * 5 // 8 | 1))
 
 

@@ -92,7 +92,10 @@ class Server:
         answer = response.json()
         choice = answer["choices"][0]
         said = choice.get("logprobs") or {}
-        tops = [[(int(t.removeprefix("token_id:")), v) for t, v in place.items()] for place in said.get("top_logprobs") or ()]
+        tops = [
+            [(int(t.removeprefix("token_id:")), v) for t, v in place.items()]
+            for place in said.get("top_logprobs") or ()
+        ]
         return Answer(
             prompt=tuple(choice["prompt_token_ids"]),
             tokens=tuple(choice["token_ids"]),

@@ -222,7 +222,7 @@ class Engine:
                     acceptance_floor=plan.resolved.config.acceptance_floor,
                     golden=self._golden,
                     api_key=plan.api_key,
-                    caching=plan.prefix_caching.on and plan.target.is_hybrid,
+                    caching=bool(plan.prefix_caching.on) and plan.target.is_hybrid,
                 ),
             ),
             name="canary",

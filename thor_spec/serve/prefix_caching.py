@@ -34,13 +34,14 @@ _ENGINE_FLAGS = frozenset(
 class Decision:
     """Whether to cache, and why."""
 
-    on: bool
-    why: str
+    on: bool | None
+    """None leaves it to vLLM."""
+    why: str = ""
 
     @property
     def described(self) -> str:
         """Return it in words."""
-        return f"{'on' if self.on else 'off'} ({self.why})"
+        return "as vLLM decides" if self.on is None else f"{'on' if self.on else 'off'} ({self.why})"
 
 
 def decide(config: ServeConfig, target: Checkpoint, drafter: Checkpoint | None, draft_tokens: int) -> Decision:
@@ -48,10 +49,10 @@ def decide(config: ServeConfig, target: Checkpoint, drafter: Checkpoint | None, 
     if passthrough.mentions(config.vllm_args, FLAG):
         given = any(flag == FLAG for flag, _ in passthrough.flags(config.vllm_args))
         return Decision(given, "asked for" if given else "declined")
+    if drafter is None or not target.is_hybrid:
+        return Decision(None)
     if config.allow_controls:
         return Decision(False, "corruption may be planted")
-    if drafter is None or not target.is_hybrid:
-        return Decision(True, "as vLLM does")
     note = _note(config, target, drafter, draft_tokens)
     try:
         found: dict[str, Any] = json.loads(note.read_text(encoding="utf-8"))
@@ -64,6 +65,8 @@ def decide(config: ServeConfig, target: Checkpoint, drafter: Checkpoint | None, 
 
 def arguments(decision: Decision, passed: Sequence[str], *, hybrid: bool) -> list[str]:
     """Return vLLM's arguments for a decision, as far as ``passed`` says nothing else."""
+    if decision.on is None:
+        return []
     if not decision.on:
         return [] if passthrough.mentions(passed, FLAG) else [FLAG.replace("--", "--no-", 1)]
     wanted = [(FLAG,), *([EXACT] if hybrid else []), (TELL,)]

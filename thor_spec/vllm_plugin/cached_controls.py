@@ -1,7 +1,7 @@
 """Corruption of what a request is given from the prefix cache, so that its gate can be seen to turn red.
 
-What is corrupted lies in the cache, and would be given to others as well. So a request must name a ``cache_salt``, under
-which nobody else finds anything: the front door refuses one without.
+What is corrupted lies in the cache, and would be given to others as well. So a request must name a ``cache_salt``,
+under which nobody else finds anything: the front door refuses one without.
 """
 
 from collections.abc import Mapping

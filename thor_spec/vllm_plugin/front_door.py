@@ -9,12 +9,12 @@ import json
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from thor_spec import env
 from thor_spec.config import CACHED_CONTROLS, CONTROLS
 from thor_spec.dflash.acceptance import RULES, Acceptance
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.relax.reference import COUNTED
-from thor_spec import env
-from thor_spec.vllm_plugin import counters, reuse
+from thor_spec.vllm_plugin import counters, reasons, reuse
 from thor_spec.vllm_plugin.options import CONTROL_KEY, NAME, REQUEST_KEYS, PluginOptions
 
 HEADER = b"x-thor-spec-accept"
@@ -66,7 +66,8 @@ class FrontDoor:
 def rewritten(body: bytes, default: Acceptance, *, controls: Collection[str] = ()) -> tuple[bytes, Acceptance]:
     """Return the body with its ``thor_spec`` in ``vllm_xargs``, and the rule. Raises: ConfigError, naming the field.
 
-    ``controls`` are the corruptions that may be asked for. A body that is not a JSON object passes as it is: vLLM's own answer to it is better than ours.
+    ``controls`` are the corruptions that may be asked for. A body that is not a JSON object passes as it is: vLLM's own
+    answer to it is better than ours.
     """
     try:
         request = json.loads(body)
@@ -115,11 +116,9 @@ class _Collector:
 
 
 def _reuse_families(family_of: Any) -> Iterator[Any]:
-    said = ("requests", "Requests by why they reused no more.", "prompt_tokens", "Their tokens.", "reused_tokens",
-            "Those of them that came from the prefix cache.")  # fmt: skip
     counted = reuse.by_reason(env.receipts_dir())
-    for i, (name, text) in enumerate(zip(said[::2], said[1::2], strict=True)):
-        family = family_of(f"thor_spec:prefix_cache_{name}", text, labels=("reason",))
+    for i, (name, text) in enumerate(reasons.COUNTED.items()):
+        family = family_of(f"{reasons.PREFIX}{name}", text, labels=("reason",))
         for reason, row in counted.items():
             family.add_metric((reason,), float(row[i]))
         yield family

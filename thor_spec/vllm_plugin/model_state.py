@@ -31,13 +31,13 @@ class _Activated:
             self._controls: Controls | None = None
             self._cached_controls: CachedControls | None = None
             if self.options.controls and vllm_config.cache_config.enable_prefix_caching:
-                from thor_spec.vllm_plugin.cached_controls import CachedControls
+                from thor_spec.vllm_plugin import cached_controls
 
-                self._cached_controls = CachedControls(vllm_config)
+                self._cached_controls = cached_controls.CachedControls(vllm_config)
             elif self.options.controls:
-                from thor_spec.vllm_plugin.controls import Controls
+                from thor_spec.vllm_plugin import controls
 
-                self._controls = Controls(vllm_config)
+                self._controls = controls.Controls(vllm_config)
             if not has_gpu_build():
                 cpu_verify.install()
             replaced: tuple[str, ...] = ()
