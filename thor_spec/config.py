@@ -174,7 +174,7 @@ def resolve(
 
     Raises: ConfigError, naming the file and the field.
     """
-    named = _read_profile(profile) if isinstance(profile, Path) else dict(profile or {})
+    named = read_profile(profile) if isinstance(profile, Path) else dict(profile or {})
     given = {name: value for name, value in flags.items() if value is not None}
     if given.get("vllm_args") and named.get("vllm_args"):
         given["vllm_args"] = (*named["vllm_args"], *given["vllm_args"])
@@ -185,7 +185,8 @@ def resolve(
     return Resolved(config=ServeConfig(**{**(defaults or {}), **named, **given}), origins=origins)
 
 
-def _read_profile(path: Path) -> dict[str, Any]:
+def read_profile(path: Path) -> dict[str, Any]:
+    """Return the options in a plain YAML file, by field name. Raises: ConfigError, naming the file and the field."""
     import yaml  # here, because every command imports this module and few read a profile
 
     try:

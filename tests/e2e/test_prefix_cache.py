@@ -1,9 +1,12 @@
-"""A server that caches prefixes: the gate over it is green, and red for each corruption of the cache."""
+"""A server for agents, which caches prefixes: the gate over it is green, and red for each corruption of the cache."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
+from tests.e2e import agents
 from tests.e2e.served import Served
 from thor_spec.config import CACHED_CONTROLS
 from thor_spec.errors import ThorSpecError
@@ -17,7 +20,8 @@ from thor_spec.serve.client import Server
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     size = ("--context", "2048", "--draft-tokens", "7", "--kv-cache-memory", str(256 << 20))
     passed = ("--enable-prefix-caching", "--max-logprobs", "-1")
-    with Served(tmp_path_factory.mktemp("caching"), *size, "--allow-controls", "--", *passed) as served:
+    profile = ("--profile", "nano", "--profile", "agent", "--allow-controls")
+    with Served(tmp_path_factory.mktemp("caching"), *profile, *size, "--", *passed) as served:
         yield served.wait_ready()
         assert served.stop() == 0
 
@@ -66,3 +70,24 @@ def test_reuse_is_told(served: Served, server: Server) -> None:
     after = metrics.by_label(server.metrics(), "thor_spec:prefix_cache_requests_total", "reason")
     assert cached == [0, 512]
     assert {name: after[name] - before[name] for name in ("first", "hit")} == {"first": 1, "hit": 1}
+
+
+@pytest.mark.parametrize("api", agents.DRIVERS)
+def test_an_agents_session(served: Served, api: str) -> None:
+    assert agents.DRIVERS[api](served.url, 1, 3) == 3
+
+
+def test_sessions_at_once(served: Served) -> None:
+    before = served.metric("vllm:spec_decode_num_accepted_tokens_total")
+    with ThreadPoolExecutor(4) as pool:
+        apis = [*agents.DRIVERS, "chat"]
+        driven = [pool.submit(agents.DRIVERS[api], served.url, 10 + i, 2) for i, api in enumerate(apis)]
+        assert [future.result() for future in driven] == [2] * 4
+    assert served.metric("vllm:spec_decode_num_accepted_tokens_total") > before
+
+
+def test_the_messages_api_takes_no_options_of_ours(served: Served) -> None:
+    body = {"model": agents.MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], "thor_spec": {}}
+    answer = httpx.post(f"{served.url}/v1/messages", json=body)
+    assert answer.status_code == 400
+    assert "takes no thor_spec options" in answer.text

@@ -42,7 +42,7 @@ def converse(case: dict[str, Any]) -> list[dict[str, Any]]:
         setattr(mend.owner(), mend.resolve().__name__, mend.resolve().__wrapped__)
     llm = LLM(
         case["target"],
-        max_model_len=1024,
+        max_model_len=2048,
         max_num_seqs=4,
         enforce_eager=True,
         kv_cache_memory_bytes=64 << 20,
@@ -84,7 +84,7 @@ def _played(llm: Any) -> list[dict[str, Any]]:
         )
 
     rng = random.Random(1)
-    texts = [TOKENS[(start := rng.randrange(2000)) : start + 900] for _ in range(4)]
+    texts = [(TOKENS * 9)[(start := rng.randrange(len(TOKENS))) : start + 3 * block] for _ in range(4)]
     history = texts[0][: block - 1]
     played = [
         lambda answers: history if not answers else [*history, *answers[0], *texts[len(answers)][: block // 2]],

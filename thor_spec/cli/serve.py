@@ -134,8 +134,11 @@ def serve(
         bool | None, typer.Option("--wait/--no-wait", help="Wait while another job holds the device.")
     ] = None,
     profile: Annotated[
-        str | None,
-        typer.Option(help="A profile, or a YAML file of these options; flags win over it.", metavar="NAME|FILE"),
+        list[str] | None,
+        typer.Option(
+            help="A profile, or a YAML file of these options; flags win over it. Of several the last wins.",
+            metavar="NAME|FILE",
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
     become: Annotated[
@@ -191,7 +194,7 @@ def serve(
         "vllm_args": context.obj.rest or None,
     }
     defaults = {"model": shipped.default_model(DEFAULT_MODEL)}
-    named = None if profile is None else catalogue.serve_options(profile)
+    named = catalogue.layered(profile or ())
     plan = make_plan(resolve(flags, named, defaults), note=lambda text: print(text, file=sys.stderr, flush=True))
     if dry_run:
         print(json.dumps(plan.as_dict(), indent=2) if as_json else plan.as_shell())

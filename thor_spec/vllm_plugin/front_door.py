@@ -18,7 +18,8 @@ from thor_spec.vllm_plugin import counters, reasons, reuse
 from thor_spec.vllm_plugin.options import CONTROL_KEY, NAME, REQUEST_KEYS, PluginOptions
 
 HEADER = b"x-thor-spec-accept"
-_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+_MESSAGES = "/v1/messages"
+_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", _MESSAGES)
 
 
 class FrontDoor:
@@ -39,6 +40,9 @@ class FrontDoor:
         options = self._plugin_options(scope)
         rule = options.acceptance
         if b'"thor_spec"' in body:
+            if scope["path"] == _MESSAGES:  # vLLM has no way to carry them there, and would drop them in silence
+                await _refuse(send, f"{_MESSAGES} takes no {NAME} options. Set them for the server, with --accept.")
+                return
             try:
                 body, rule = rewritten(body, rule, controls=self._controls)
             except ConfigError as error:
