@@ -1,4 +1,4 @@
-"""Sessions of an agent through the clients that agents use: each turn a streamed tool call, and its result sent back."""
+"""Sessions of an agent, through the clients that agents use: each turn a streamed tool call, its result sent back."""
 
 import json
 from typing import Any
