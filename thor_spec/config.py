@@ -86,6 +86,10 @@ class ServeConfig:
     """JSON file of prompts and the beginnings of their greedy answers, which the canary compares."""
     allow_controls: bool = False
     """Let requests ask for planted corruption, on which gates prove themselves. Never for a server that others use."""
+    record: Path | None = None
+    """File to which chat requests are appended, for ``bench agent``; texts are replaced by letters drawn from them."""
+    record_contents: bool = False
+    """Record the texts as they are."""
     log_file: Path | None = None
     wait: bool = False
     """Wait for the device instead of exiting when another job holds it."""
@@ -123,6 +127,8 @@ class ServeConfig:
                 raise ConfigError(f"--{name.replace('_', '-')} {given} is not one of {', '.join(known)}.")
         if self.state == "snapshot" and self.gdn_kernel is not None:
             raise ConfigError("--gdn-kernel has no meaning with --state snapshot. Leave one of them out.")
+        if self.record_contents and self.record is None:
+            raise ConfigError("--record-contents goes with --record. Name the file there, or leave it out.")
         if self.acceptance_floor is not None and self.acceptance_floor < 1:
             raise ConfigError(
                 f"--acceptance-floor {self.acceptance_floor:g} must be at least 1: each verify step emits a token."
@@ -206,7 +212,7 @@ def read_profile(path: Path) -> dict[str, Any]:
             value = values[name] = float(value)
         if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
             raise ConfigError(f"{path}: {name} must be {expected.__name__}, not {type(value).__name__}.")
-    for name in ("log_file", "golden", "api_key_file"):
+    for name in ("log_file", "golden", "api_key_file", "record"):
         if name in values:
             values[name] = Path(values[name])
     if "environment" in values:
@@ -238,6 +244,8 @@ _PROFILE_TYPES: dict[str, type] = {
     "acceptance_floor": float,
     "golden": str,
     "allow_controls": bool,
+    "record": str,
+    "record_contents": bool,
     "log_file": str,
     "wait": bool,
     "tensor_parallel": int,

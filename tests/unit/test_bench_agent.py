@@ -1,5 +1,6 @@
 """The benchmark of agents without a server: what it asks, what it refuses, and what it renders."""
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ def test_made_sessions_begin_alike_and_grow() -> None:
     for session in sessions:
         asked = list(traces.requests(session))
         assert [len(messages) for messages in asked] == [2, 4, 6, 8]
-        assert all(later[: len(before)] == before for before, later in zip(asked, asked[1:], strict=False))
+        assert all(later[: len(before)] == before for before, later in itertools.pairwise(asked))
         assert sum(len(json.dumps(message)) for message in asked[-1]) < 4096
         assert sum(len(json.dumps(message)) for message in asked[-1]) > 2048
         assert json.loads(asked[-1][2]["tool_calls"][0]["function"]["arguments"])

@@ -1,12 +1,13 @@
 """Traces of agents: conversations whose every request is written down, so that all arms are asked the same.
 
 A file is JSON: ``{"schema": 1, "sessions": [[message, …], …]}`` with messages as of ``/v1/chat/completions``. Each
-assistant message stands for one request: that of all messages before it.
+assistant message stands for one request: that of all messages before it. A recording of ``serve --record`` is folded
+into that: a request that goes on where another one ended belongs to its session.
 """
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,27 @@ def requests(session: Session) -> Iterator[list[dict[str, Any]]]:
             yield list(session[:place])
 
 
+def folded(recorded: Sequence[Mapping[str, Any]]) -> list[Session]:
+    """Return the sessions of which these are the requests, in the order in which they began."""
+    found: list[list[dict[str, Any]]] = []
+    for request in recorded:
+        messages = list(request["messages"])
+        grown = next((s for s in reversed(found) if len(s) < len(messages) and messages[: len(s)] == s), None)
+        if grown is not None:
+            grown[:] = messages
+        else:
+            found.append(messages)
+    return [[*session, {"role": "assistant", "content": ""}] for session in found]
+
+
 def read(path: Path) -> list[Session]:
     """Read a trace. Raises: ConfigError, naming what is wrong."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".jsonl":
+            text = json.dumps({"schema": SCHEMA, "sessions": folded([json.loads(line) for line in text.splitlines()])})
+        content = json.loads(text)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"The trace {path} cannot be read: {error}.") from error
     sessions = content.get("sessions") if isinstance(content, dict) else None
     if not sessions or content.get("schema") != SCHEMA:

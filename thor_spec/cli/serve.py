@@ -110,6 +110,10 @@ def serve(
             "--allow-controls", help="Let requests ask for planted corruption, on which `verify` proves itself."
         ),
     ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Write chat requests down for `bench agent`, texts hidden.", metavar="FILE")
+    ] = None,
+    record_contents: Annotated[bool | None, typer.Option("--record-contents", help="With their texts.")] = None,
     log_file: Annotated[
         Path | None, typer.Option(help="Engine log, appended to.", show_default="below ~/.cache/thor-spec/logs")
     ] = None,
@@ -182,6 +186,8 @@ def serve(
         "acceptance_floor": acceptance_floor,
         "golden": golden,
         "allow_controls": allow_controls,
+        "record": record,
+        "record_contents": record_contents,
         "log_file": log_file,
         "tensor_parallel": tensor_parallel,
         "pipeline_parallel": pipeline_parallel,

@@ -228,6 +228,8 @@ def _argv(
         options["max_request_bytes"] = config.max_request_bytes
     if config.allow_controls:
         options["controls"] = True
+    if config.record is not None:
+        options |= {"record": str(config.record.absolute()), "record_contents": config.record_contents}
     mine = {} if stock else {PLUGIN: options}
     additional, passed = passthrough.merged_additional_config(mine, config.vllm_args)
     if gpu and importlib.util.find_spec("cutlass") is None:
@@ -242,7 +244,7 @@ def _argv(
         defaults += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
     defaults += prefix_caching.arguments(caching, passed, hybrid=target.is_hybrid)
     if not stock:  # the last one stands first
-        defaults += [*(("--middleware", FRONT_DOOR) if drafter else ()), "--middleware", GATE]
+        defaults += [*(("--middleware", FRONT_DOOR) if drafter or config.record else ()), "--middleware", GATE]
     if config.dummy_weights:
         ours["--load-format"] = "dummy"
     if not gpu and not passthrough.mentions(passed, "--enforce-eager"):

@@ -7,6 +7,7 @@ as ``vllm_xargs``. Each answer says in a header which rule its tokens came by, s
 import functools
 import json
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 from thor_spec import env
@@ -14,7 +15,7 @@ from thor_spec.config import CACHED_CONTROLS, CONTROLS
 from thor_spec.dflash.acceptance import RULES, Acceptance
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.relax.reference import COUNTED
-from thor_spec.vllm_plugin import counters, reasons, reuse
+from thor_spec.vllm_plugin import counters, reasons, recorder, reuse
 from thor_spec.vllm_plugin.options import CONTROL_KEY, NAME, REQUEST_KEYS, PluginOptions
 
 HEADER = b"x-thor-spec-accept"
@@ -29,6 +30,7 @@ class FrontDoor:
         self._app = app
         self._options: PluginOptions | None = None
         self._controls: Collection[str] = ()
+        self._recorder: recorder.Recorder | None = None
         _register_collector()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -38,6 +40,8 @@ class FrontDoor:
             return
         body = await _whole(receive)
         options = self._plugin_options(scope)
+        if self._recorder is not None and scope["path"] == recorder.PATH:
+            self._recorder.add(body)
         rule = options.acceptance
         if b'"thor_spec"' in body:
             if scope["path"] == _MESSAGES:  # vLLM has no way to carry them there, and would drop them in silence
@@ -62,6 +66,9 @@ class FrontDoor:
         if self._options is None:  # the application knows its configuration only once it serves
             config = scope["app"].state.vllm_config
             self._options = PluginOptions.parse(config.additional_config)
+            if self._options.record:
+                file = Path(self._options.record)
+                self._recorder = recorder.Recorder(file, contents=self._options.record_contents)
             if self._options.controls:
                 self._controls = CACHED_CONTROLS if config.cache_config.enable_prefix_caching else CONTROLS
         return self._options
