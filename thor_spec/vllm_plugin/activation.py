@@ -6,7 +6,6 @@ import sys
 from thor_spec.vllm_plugin import compat, receipt
 
 _MODELS = "thor_spec.vllm_plugin.models"
-_ENGINE = "vllm.v1.engine.core"  # loaded where a scheduler may come to be
 
 
 def activate() -> None:
@@ -20,7 +19,7 @@ def activate() -> None:
     for architecture in compat.TARGETS:
         # By name, so that importing a model stays the business of the process that runs it.
         registry.register_model(architecture, f"{_MODELS}:{architecture}")
-    if _ENGINE in sys.modules:
+    if compat.ENGINE in sys.modules:
         from thor_spec.vllm_plugin import scheduling
 
         scheduling.install(version)

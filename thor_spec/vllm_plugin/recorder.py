@@ -1,8 +1,8 @@
 """Writes down the chat requests that a server gets, so that ``bench agent`` can replay them.
 
 A line of JSON for each request to ``/v1/chat/completions``: its messages, without the tools that it offers. Unless
-contents are kept, every text is replaced by letters drawn from its hash: as long, and the same wherever it was the same, so that
-conversations still begin alike where they did.
+contents are kept, every text is replaced by letters drawn from its hash: as long, and the same wherever it was the
+same, so that conversations still begin alike where they did.
 """
 
 import hashlib
