@@ -13,6 +13,7 @@ from thor_spec.errors import ConfigError, GateError
 if TYPE_CHECKING:
     from thor_spec.gates.judging import Planned, Subject
     from thor_spec.gates.verdict import Verdict
+    from thor_spec.serve.plan import Plan
 
 Model = Annotated[
     str | None,
@@ -255,23 +256,22 @@ class _Servers:
         with Server(self.url) as server:
             return "controls" if caches(server) else "prefix-cache"
 
-    def caching(self) -> "Subject":
-        """Return a candidate that caches prefixes; and beside it one with odd chunks, one with too small a cache."""
+    def caching(self, *, alone: bool) -> "Subject":
+        """Return a candidate that caches prefixes; unless ``alone``, one with odd chunks and one with a small cache."""
         from thor_spec.gates.judging import Derived, Running, Subject
         from thor_spec.gates.prefix_cache import ODD, SMALL, odd_chunks, small_cache
 
         if self.url:
             return Subject(candidate=Running(self.url), references={})
-        return Subject(
-            candidate=self._caching(("--enable-prefix-caching",)),
-            references={
-                name: Derived(lambda told, of=of: self._caching(("--enable-prefix-caching", *of(told))))  # type: ignore[misc]
-                for name, of in ((ODD, odd_chunks), (SMALL, small_cache))
-            },
-        )
 
-    def _caching(self, more: tuple[str, ...]) -> "Planned":
-        return self.planned({"allow_controls": True}, more=more)
+        def caching(more: tuple[str, ...] = ()) -> "Planned":
+            return self.planned({"allow_controls": True}, more=("--enable-prefix-caching", *more))
+
+        references = {
+            ODD: Derived(lambda told: caching(odd_chunks(told))),
+            SMALL: Derived(lambda told: caching(small_cache(told))),
+        }
+        return Subject(candidate=caching(), references={} if alone else references)
 
     def planned(self, changes: dict[str, Any], *, stock: bool = False, more: tuple[str, ...] = ()) -> "Planned":
         """Return one engine to start: the same but for ``changes``, and with ``more`` arguments for vLLM."""
@@ -308,35 +308,31 @@ def _run(
     options = Options(say=say, **asked)
     gates = named(names)
     verdicts = []
-    for chosen, subject in (
-        ([gate for gate in gates if not gate.wants_caching], servers.subject),
-        ([gate for gate in gates if gate.wants_caching], servers.caching),
-    ):
-        verdicts += judge(chosen, subject(), options) if chosen else []
+    if plain := [gate for gate in gates if not gate.wants_caching]:
+        verdicts += judge(plain, servers.subject(), options)
+    if caching := [gate for gate in gates if gate.wants_caching]:
+        verdicts += judge(caching, servers.caching(alone=bool(control)), options)
+        if not servers.url and not control:
+            _remember(servers.planned({}).plan, passed=verdicts[-1].passed)
     result = {
         "options": {**servers.flags, **asked, "url": servers.url, "vllm_args": list(servers.rest)},
         "verdicts": [verdict.as_dict() for verdict in verdicts],
         "passed": all(verdict.passed for verdict in verdicts),
     }
     path = record.write(f"verify-{title or names[0]}", result, folder=out)
-    if not servers.url and not asked.get("control"):
-        _remember(servers, verdicts)
     print(json.dumps({**result, "record": str(path)}) if as_json else _table(verdicts, path))
     _exit(verdicts)
 
 
-def _remember(servers: _Servers, verdicts: "Sequence[Verdict]") -> None:
+def _remember(plan: "Plan", *, passed: bool) -> None:
     """Let later starts know what the gate over the cache said."""
     from thor_spec import provenance
     from thor_spec.serve import prefix_caching
 
-    for verdict in verdicts:
-        plan = servers.planned({}).plan
-        if verdict.gate == "prefix-cache" and plan.drafter is not None:
-            utc = provenance.collect().utc
-            prefix_caching.remember(
-                plan.resolved.config, plan.target, plan.drafter, plan.draft_tokens, passed=verdict.passed, utc=utc
-            )
+    if plan.drafter is not None:
+        utc = provenance.collect().utc
+        config = plan.resolved.config
+        prefix_caching.remember(config, plan.target, plan.drafter, plan.draft_tokens, passed=passed, utc=utc)
 
 
 def _table(verdicts: "Sequence[Verdict]", path: Path) -> str:

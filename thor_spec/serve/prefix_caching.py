@@ -7,13 +7,12 @@ finds it.
 
 import hashlib
 import json
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thor_spec import __version__, env
+from thor_spec import __version__, env, sysfs
 from thor_spec.config import ServeConfig
 from thor_spec.serve import passthrough
 from thor_spec.serve.checkpoint import Checkpoint
@@ -85,7 +84,7 @@ def remember(
 
 def _note(config: ServeConfig, target: Checkpoint, drafter: Checkpoint, draft_tokens: int) -> Path:
     known = {
-        "host": platform.node(),
+        "machine": sysfs.text(Path("/etc/machine-id")),
         "versions": [version(), __version__],
         "target": _files(target),
         "drafter": _files(drafter),
@@ -93,7 +92,7 @@ def _note(config: ServeConfig, target: Checkpoint, drafter: Checkpoint, draft_to
         "state": [config.state, config.gdn_kernel],
         "parallel": [config.tensor_parallel, config.pipeline_parallel, config.data_parallel],
         "engine": sorted((f, v) for f, v in passthrough.flags(config.vllm_args) if f in _ENGINE_FLAGS),
-        "environment": sorted(config.environment.items()),
+        "environment": sorted((n, v) for n, v in config.environment.items() if n.startswith("VLLM_")),
     }
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
     return env.state_dir() / "prefix-cache" / f"{digest}.json"
