@@ -1,9 +1,8 @@
 """Check every seam, then apply every registration; ``activate`` is what vLLM runs in each of its processes."""
 
 import os
-import sys
 
-from thor_spec.vllm_plugin import compat, receipt
+from thor_spec.vllm_plugin import compat, receipt, scheduling
 
 _MODELS = "thor_spec.vllm_plugin.models"
 
@@ -19,8 +18,5 @@ def activate() -> None:
     for architecture in compat.TARGETS:
         # By name, so that importing a model stays the business of the process that runs it.
         registry.register_model(architecture, f"{_MODELS}:{architecture}")
-    if compat.ENGINE in sys.modules:
-        from thor_spec.vllm_plugin import scheduling
-
-        scheduling.install(version)
+    scheduling.install(version)  # an engine may be forked from any process, and is not asked again then
     receipt.leave(receipt.Receipt(pid=os.getpid(), state="active", vllm=version))

@@ -10,8 +10,6 @@ from thor_spec.vllm_plugin.seam import Seam, has_gpu_build, require_supported_ve
 PLUGIN_GROUP = "vllm.general_plugins"
 COMMAND_LINE = "vllm.entrypoints.cli.main"
 """The module of the ``vllm`` program, which alone can start a node without an API."""
-ENGINE = "vllm.v1.engine.core"
-"""The module that a process has loaded in which a scheduler may come to be."""
 LOG = logging.getLogger("vllm.thor_spec")  # below vLLM's logger, and so in the engine's log
 
 MODEL_REGISTRY = Seam(
