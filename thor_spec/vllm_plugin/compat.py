@@ -109,6 +109,12 @@ ENTER_BLOCKS = Seam(
     why="keep what decode steps wrote out of the prefix cache, which would round otherwise than a prompt",
     drop_when="vLLM's verify steps have the bits of its prompts",
 )
+CUT_PROMPTS = Seam(
+    target="vllm.v1.core.sched.scheduler:Scheduler._mamba_block_aligned_split",
+    signature=None,
+    why="cut prompts at the blocks that the cache has, not at those of the configuration before they were fitted",
+    drop_when="vLLM's scheduler goes by its own block size there",
+)
 BLOCK_DROP = Seam(
     target="vllm.config.speculative:SpeculativeConfig.use_eagle_block_drop",
     signature=("self",),
@@ -227,6 +233,7 @@ SEAMS = (
     PREPROCESS_STATE,
     RECORD_LOOKUP,
     ENTER_BLOCKS,
+    CUT_PROMPTS,
     BLOCK_DROP,
     BENCH_SERVE_ARGS,
     BENCH_SERVE,

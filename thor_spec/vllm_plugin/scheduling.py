@@ -4,6 +4,9 @@ vLLM 0.32 takes DFlash for EAGLE: a hit loses its last block, and the recurrent 
 the first repeat of a prompt, which then finds nothing at all. EAGLE's draft cache at a position depends on the token
 after it; DFlash's comes from the target's features at that position alone. 0.33 knows the difference.
 
+Where workers are processes of their own, the scheduler's configuration still has the block size of before it was
+fitted to the recurrent state, and prompts are cut at multiples of that: no state is kept where a hit could go on.
+
 Both versions enter into the cache what decode steps wrote. A verify step rounds otherwise than a prompt, so a request
 that is given such a block does not get the bits that it gets without the cache. Recurrent states of answers are not
 kept (retention 0); but attention blocks are, and a later request at the same place adds a state to them.
@@ -28,6 +31,7 @@ def install(vllm: str) -> None:
     """Put the mends into vLLM's classes, as far as version ``vllm`` needs them. Safe to call again."""
     _around(compat.RECORD_LOOKUP, accounted)
     _around(compat.ENTER_BLOCKS, prompts_only)
+    _around(compat.CUT_PROMPTS, at_blocks)
     if Version(vllm) < MENDED_IN:
         _around(compat.BLOCK_DROP, without_drop)
 
@@ -45,6 +49,19 @@ def without_drop(stock: Callable[..., Any]) -> Callable[..., Any]:
         return self.method not in WITHOUT_DROP and bool(stock(self))
 
     return use_eagle_block_drop
+
+
+def at_blocks(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``Scheduler._mamba_block_aligned_split``, which goes by the blocks that the cache really has."""
+
+    def split(self: Any, *args: Any, **kwargs: Any) -> Any:
+        configured, self.cache_config.block_size = self.cache_config.block_size, self.block_size
+        try:
+            return stock(self, *args, **kwargs)
+        finally:
+            self.cache_config.block_size = configured
+
+    return split
 
 
 def prompts_only(stock: Callable[..., Any]) -> Callable[..., Any]:
