@@ -111,7 +111,13 @@ ENTER_BLOCKS = Seam(
 )
 CUT_PROMPTS = Seam(
     target="vllm.v1.core.sched.scheduler:Scheduler._mamba_block_aligned_split",
-    signature=None,
+    signature=(
+        "self",
+        "request",
+        "num_new_tokens",
+        "num_new_local_computed_tokens",
+        "num_external_computed_tokens",
+    ),
     why="cut prompts at the blocks that the cache has, not at those of the configuration before they were fitted",
     drop_when="vLLM's scheduler goes by its own block size there",
 )
