@@ -76,7 +76,7 @@ class PrefixCache:
         """Play conversations cold and warm, alone and together; then corrupt what is cached, and see it."""
         require_caching(server)
         if options.control:
-            return {options.control: Player(server, options).corrupted(options.control)}
+            return {options.control: Player(server, options, seed=3).corrupted(options.control)}
         found = {
             "alone": Player(server, options).alone(options.conversations),
             "together": Player(server, options, seed=1).together(max(AT_ONCE, options.conversations // 5)),
@@ -221,7 +221,7 @@ class Player:
     def corrupted(self, kind: str) -> Section:
         """Ask again what is cached, with the cache corrupted; each under a salt that nobody uses afterwards."""
         section, cold_counts, warm_counts = Section(), _Counts(), _Counts()
-        for _ in range(3):
+        for _ in range(8 if kind == "cached-drafts" else 3):  # acceptance is a mean, and needs more
             prompt, salt = self._text.take(2 * self._size.block + 17), uuid.uuid4().hex
             with cold_counts.of(self._server):
                 cold = self._ask(prompt, salt)
