@@ -20,6 +20,8 @@ _COMMON = {
     "golden",
     "canary",
     "allow_controls",
+    "record",
+    "record_contents",
     "dummy_weights",
     "synthetic_acceptance",
 }

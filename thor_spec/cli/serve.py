@@ -156,6 +156,10 @@ def serve(
             "--allow-controls", help="Let requests ask for planted corruption, on which `verify` proves itself."
         ),
     ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Write chat requests down for `bench agent`, texts hidden.", metavar="FILE")
+    ] = None,
+    record_contents: Annotated[bool | None, typer.Option("--record-contents", help="With their texts.")] = None,
     log_file: Annotated[
         Path | None, typer.Option(help="Engine log, appended to.", show_default="below ~/.cache/thor-spec/logs")
     ] = None,
@@ -180,8 +184,11 @@ def serve(
         bool | None, typer.Option("--wait/--no-wait", help="Wait while another job holds the device.")
     ] = None,
     profile: Annotated[
-        str | None,
-        typer.Option(help="A profile, or a YAML file of these options; flags win over it.", metavar="NAME|FILE"),
+        list[str] | None,
+        typer.Option(
+            help="A profile, or a YAML file of these options; flags win over it. Of several the last wins.",
+            metavar="NAME|FILE",
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
     become: Annotated[
@@ -234,6 +241,8 @@ def serve(
         "acceptance_floor": acceptance_floor,
         "golden": golden,
         "allow_controls": allow_controls,
+        "record": record,
+        "record_contents": record_contents,
         "log_file": log_file,
         "tensor_parallel": tensor_parallel,
         "pipeline_parallel": pipeline_parallel,
@@ -246,7 +255,7 @@ def serve(
         "vllm_args": context.obj.rest or None,
     }
     defaults = {"model": shipped.default_model(DEFAULT_MODEL)}
-    named = None if profile is None else catalogue.serve_options(profile)
+    named = catalogue.layered(profile or ())
     plan = make_plan(resolve(flags, named, defaults), note=lambda text: print(text, file=sys.stderr, flush=True))
     if dry_run:
         print(json.dumps(plan.as_dict(), indent=2) if as_json else plan.as_shell())
@@ -280,6 +289,7 @@ def _ready_text(ready: "Ready") -> str:
             how,
             f"  KV cache {capacity}",
             *([f"  state    {ready.recurrent_state}"] if ready.recurrent_state else []),
+            f"  prefixes {ready.prefix_caching}",
             f"  canary   {', '.join(ready.checks)}",
             f"  margin   {_margin_text(ready)}",
             f"  log      {ready.log_file}",

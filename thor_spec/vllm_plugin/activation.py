@@ -2,13 +2,13 @@
 
 import os
 
-from thor_spec.vllm_plugin import compat, receipt
+from thor_spec.vllm_plugin import compat, receipt, scheduling
 
 _MODELS = "thor_spec.vllm_plugin.models"
 
 
 def activate() -> None:
-    """Register our models under the stock architecture names. Safe to call again.
+    """Register our models under the stock architecture names, and mend the scheduler. Safe to call again.
 
     Raises: PlatformError or SeamMovedError, which stop vLLM's start; nothing is registered then.
     """
@@ -23,4 +23,5 @@ def activate() -> None:
     from thor_spec.vllm_plugin.llada2 import registration  # of vLLM's own, which only now are known to be there
 
     registration.register()
+    scheduling.install(version)  # an engine may be forked from any process, and is not asked again then
     receipt.leave(receipt.Receipt(pid=os.getpid(), state="active", vllm=version))

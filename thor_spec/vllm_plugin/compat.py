@@ -173,6 +173,36 @@ DFLASH_BUFFERS = Seam(
     why="see that a drafter's context keys are rotated by the table that was set",
     drop_when="vLLM lets a plugin register rope types",
 )
+RECORD_LOOKUP = Seam(
+    target="vllm.v1.core.kv_cache_manager:KVCacheManager.record_prefix_cache_stats",
+    signature=("self", "request", "num_hits"),
+    why="tell how much of each request was reused, and why not more",
+    drop_when="vLLM tells why a lookup missed",
+)
+ENTER_BLOCKS = Seam(
+    target="vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.cache_blocks",
+    signature=("self", "request", "num_computed_tokens"),
+    why="keep what decode steps wrote out of the prefix cache, which would round otherwise than a prompt",
+    drop_when="vLLM's verify steps have the bits of its prompts",
+)
+ALIGNED_SPLIT = Seam(
+    target="vllm.v1.core.sched.scheduler:Scheduler._mamba_block_aligned_split",
+    signature=(
+        "self",
+        "request",
+        "num_new_tokens",
+        "num_new_local_computed_tokens",
+        "num_external_computed_tokens",
+    ),
+    why="cut prompts at the blocks that the cache has, not at those of the configuration before they were fitted",
+    drop_when="vLLM's scheduler goes by its own block size there",
+)
+BLOCK_DROP = Seam(
+    target="vllm.config.speculative:SpeculativeConfig.use_eagle_block_drop",
+    signature=("self",),
+    why="keep the last block of a hit, which DFlash has no reason to drop",
+    drop_when="the CPU extra moves to vLLM 0.33, which does (vllm#54163)",
+)
 REGISTER_KERNELS = Seam(
     target="vllm.triton_utils.dispatcher:register_kernels",
     signature=("overrides",),
@@ -268,14 +298,6 @@ DIFFUSION_ASYNC_SCHEDULER = Seam(
     why="schedule whole blocks",
     drop_when=_SERVES_LLADA2,
 )
-ALIGNED_SPLIT = Seam(
-    target="vllm.v1.core.sched.scheduler:Scheduler._mamba_block_aligned_split",
-    signature=(
-        "self", "request", "num_new_tokens", "num_new_local_computed_tokens", "num_external_computed_tokens",
-    ),
-    why="end chunks of a prompt where blocks end",
-    drop_when=_SERVES_LLADA2,
-)  # fmt: skip
 VALIDATE_DIFFUSION = Seam(
     target="vllm.sampling_params:SamplingParams._validate_diffusion",
     signature=("self", "model_config"),
@@ -414,6 +436,10 @@ SEAMS = (
     CUSTOM_SAMPLER,
     ADD_REQUEST,
     PREPROCESS_STATE,
+    RECORD_LOOKUP,
+    ENTER_BLOCKS,
+    ALIGNED_SPLIT,
+    BLOCK_DROP,
     BENCH_SERVE_ARGS,
     BENCH_SERVE,
     GDN_LAYER,
@@ -445,7 +471,6 @@ SEAMS = (
     LOGPROBS,
     DIFFUSION_SCHEDULER,
     DIFFUSION_ASYNC_SCHEDULER,
-    ALIGNED_SPLIT,
     VALIDATE_DIFFUSION,
     VALIDATION_ERROR,
     FUSED_EXPERTS,

@@ -7,15 +7,17 @@ about.
 
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
-from thor_spec.config import CONTROLS
+from thor_spec import env
+from thor_spec.config import CACHED_CONTROLS, CONTROLS
 from thor_spec.dflash.acceptance import RULES, Acceptance
 from thor_spec.diffusion.settings import Denoising
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.relax.reference import COUNTED
-from thor_spec.vllm_plugin import counters
+from thor_spec.vllm_plugin import counters, reasons, recorder, reuse
 from thor_spec.vllm_plugin.counters import DENOISING_COUNTS
 from thor_spec.vllm_plugin.options import CONTROL_KEY, DENOISE_KEYS, NAME, REQUEST_KEYS, PluginOptions
 
@@ -25,7 +27,8 @@ _KEYS: dict[type, dict[str, str]] = {
     kind: {name: key for key, name in keys.items()}
     for kind, keys in ((Acceptance, REQUEST_KEYS), (Denoising, DENOISE_KEYS))
 }
-_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+_MESSAGES = "/v1/messages"
+_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", _MESSAGES)
 
 
 class FrontDoor:
@@ -35,6 +38,8 @@ class FrontDoor:
         self._app = app
         self._options: PluginOptions | None = None
         self._default: Rule = Acceptance()
+        self._controls: Collection[str] = ()
+        self._recorder: recorder.Recorder | None = None
         _register_collector()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -43,11 +48,16 @@ class FrontDoor:
             await self._app(scope, receive, send)
             return
         body = await _whole(receive)
-        options = self._plugin_options(scope)
+        self._read_options(scope)
+        if self._recorder is not None and scope["path"] == recorder.PATH:
+            self._recorder.add(body)
         rule = self._default
         if b'"thor_spec"' in body:
+            if scope["path"] == _MESSAGES:  # vLLM has no way to carry them there, and would drop them in silence
+                await _refuse(send, f"{_MESSAGES} takes no {NAME} options. Set them for the server, with --accept.")
+                return
             try:
-                body, rule = rewritten(body, rule, controls=options.controls)
+                body, rule = rewritten(body, rule, controls=self._controls)
             except ConfigError as error:
                 await _refuse(send, str(error))
                 return
@@ -61,18 +71,22 @@ class FrontDoor:
 
         await self._app(scope, _replay(body, receive), labelled)
 
-    def _plugin_options(self, scope: Any) -> PluginOptions:
+    def _read_options(self, scope: Any) -> None:
         if self._options is None:  # the application knows its configuration only once it serves
             config = scope["app"].state.vllm_config
             self._options = options = PluginOptions.parse(config.additional_config)
             self._default = options.denoising if config.model_config.is_diffusion else options.acceptance
-        return self._options
+            if options.record:
+                self._recorder = recorder.Recorder(Path(options.record), contents=options.record_contents)
+            if options.controls:
+                self._controls = CACHED_CONTROLS if config.cache_config.enable_prefix_caching else CONTROLS
 
 
-def rewritten(body: bytes, default: Rule, *, controls: bool = False) -> tuple[bytes, Rule]:
+def rewritten(body: bytes, default: Rule, *, controls: Collection[str] = ()) -> tuple[bytes, Rule]:
     """Return the body with its ``thor_spec`` in ``vllm_xargs``, and the rule. Raises: ConfigError, naming the field.
 
-    A body that is not a JSON object passes as it is: vLLM's own answer to it is better than ours.
+    ``controls`` are the corruptions that may be asked for. A body that is not a JSON object passes as it is: vLLM's own
+    answer to it is better than ours.
     """
     try:
         request = json.loads(body)
@@ -85,8 +99,10 @@ def rewritten(body: bytes, default: Rule, *, controls: bool = False) -> tuple[by
         example = '{"accept": "exact"}' if isinstance(default, Acceptance) else '{"mode": "speed"}'
         raise ConfigError(f"{NAME} must be an object such as {example}, not {type(given).__name__}.")
     control = given.pop("control", None) if controls else None
-    if control is not None and control not in CONTROLS:
-        raise ConfigError(f"control={control!r} is not one of {', '.join(CONTROLS)}.")
+    if control is not None and control not in controls:
+        raise ConfigError(f"control={control!r} is not one of {', '.join(controls)}.")
+    if control in CACHED_CONTROLS and not request.get("cache_salt"):
+        raise ConfigError(f"control={control} needs a cache_salt of its own: others would be given what it corrupts.")
     rule: Rule = default.of_request(given)
     extra = request.get("vllm_xargs") or {}
     if not isinstance(extra, dict):
@@ -119,6 +135,7 @@ class _Collector:
                     family.add_metric((rule, str(place)), float(sum(counts[number, i, place] for counts in found)))
             yield family
         yield from _denoising()
+        yield from _reuse_families(CounterMetricFamily)
 
 
 def _denoising() -> Iterator[Any]:
@@ -130,6 +147,15 @@ def _denoising() -> Iterator[Any]:
             family = CounterMetricFamily(f"thor_spec:denoising_{name}", text)
             family.add_metric((), float(sum(counts[number] for counts in found)))
             yield family
+
+
+def _reuse_families(family_of: Any) -> Iterator[Any]:
+    counted = reuse.by_reason(env.receipts_dir())
+    for i, (name, text) in enumerate(reasons.COUNTED.items()):
+        family = family_of(f"{reasons.PREFIX}{name}", text, labels=("reason",))
+        for reason, row in counted.items():
+            family.add_metric((reason,), float(row[i]))
+        yield family
 
 
 @functools.cache  # the registry refuses a second one

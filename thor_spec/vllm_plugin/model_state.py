@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from thor_spec.vllm_plugin.acceptance import RequestRules
+    from thor_spec.vllm_plugin.cached_controls import CachedControls
     from thor_spec.vllm_plugin.controls import Controls
 
 _Default: Any = compat.DEFAULT_MODEL_STATE.resolve()
@@ -28,10 +29,15 @@ class _Activated:
             super().__init__(vllm_config, *args)  # type: ignore[call-arg]  # stands before vLLM's class in every use
             self._rules: RequestRules | None = None
             self._controls: Controls | None = None
-            if self.options.controls:
+            self._cached_controls: CachedControls | None = None
+            if self.options.controls and vllm_config.cache_config.enable_prefix_caching:
+                from thor_spec.vllm_plugin import cached_controls
+
+                self._cached_controls = cached_controls.CachedControls(vllm_config)
+            elif self.options.controls:
                 from thor_spec.vllm_plugin import controls
 
-                self._controls = controls.for_engine(vllm_config)
+                self._controls = controls.Controls(vllm_config)
             if not has_gpu_build():
                 cpu_verify.install()
             replaced: tuple[str, ...] = ()
@@ -69,9 +75,14 @@ class _Activated:
             self._rules.add(req_index, new_req_data.sampling_params)
         if self._controls is not None and new_req_data.sampling_params is not None:
             self._controls.add(req_index, new_req_data.sampling_params.extra_args)
+        if self._cached_controls is not None and new_req_data.sampling_params is not None:
+            extra = new_req_data.sampling_params.extra_args
+            self._cached_controls.add(req_index, extra, new_req_data.num_computed_tokens)
 
     def preprocess_state(self, input_batch: Any, block_tables: Any, kv_cache_config: Any, *args: Any) -> None:
         """Corrupt what a request asked for; nothing, unless the server allows it."""
+        if self._cached_controls is not None:
+            self._cached_controls.before_step(input_batch.idx_mapping_np, block_tables, kv_cache_config)
         super().preprocess_state(input_batch, block_tables, kv_cache_config, *args)  # type: ignore[misc]
         if self._controls is not None:
             accepted = getattr(self, "num_accepted_tokens_gpu", None)

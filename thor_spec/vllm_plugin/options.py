@@ -38,6 +38,10 @@ class PluginOptions:
     """Longest body that the API server reads."""
     controls: bool = False
     """Requests may ask for planted corruption; see ``controls``."""
+    record: str = ""
+    """File to which chat requests are written, see ``recorder``; empty: none."""
+    record_contents: bool = False
+    """Write their texts as they are."""
     state: State = "auto"
     """``reconstruct`` keeps one recurrent state per sequence, ``snapshot`` one per draft position as vLLM does;
     ``auto`` reconstructs where nothing forbids it."""
