@@ -89,9 +89,7 @@ class RelaxedRejectionSampler(_RejectionSampler):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if self._rules.relaxed[idx_mapping_np].any():
             self._pending = verify_draft_sampled, expanded_idx_mapping
-        if self._controls is not None:
-            controls = self._controls
-            self._corrupt = lambda found: controls.misjudge(found, verify_draft_sampled, cu_num_logits, idx_mapping_np)
+        self._expect_corruption(verify_draft_sampled, cu_num_logits, idx_mapping_np)
         processed, sampled, num_sampled = super()._verify(
             logits, draft_logits, draft_sampled, pos, cu_num_logits, idx_mapping, idx_mapping_np, expanded_idx_mapping,
             expanded_local_pos, seq_lens_upper_bound_np, verify_draft_sampled,
@@ -105,6 +103,11 @@ class RelaxedRejectionSampler(_RejectionSampler):
             )  # fmt: skip
             self._count.publish()
         return processed, sampled, num_sampled
+
+    def _expect_corruption(self, drafts: torch.Tensor, cu_num_logits: torch.Tensor, slots: Any) -> None:
+        if self._controls is not None:
+            controls = self._controls
+            self._corrupt = lambda found: controls.misjudge(found, drafts, cu_num_logits, slots)
 
     def _lift(self, processed: torch.Tensor) -> torch.Tensor:
         if self._corrupt is not None:
@@ -141,9 +144,16 @@ class _Lifting:
 
 
 def sampler_for(
-    sampler: Any, vllm_config: Any, rules: RequestRules, device: torch.device, controls: Controls | None = None
+    sampler: Any,
+    vllm_config: Any,
+    rules: RequestRules,
+    device: torch.device,
+    controls: Controls | None = None,
+    topology: Any = None,
 ) -> tuple[Any, Any] | None:
     """Return what a model state's ``custom_sampler`` returns; None leaves vLLM's own.
+
+    With a ``topology``, drafts are the trees in it.
 
     Raises: ConfigError, if a default rule that relaxes meets another rejection method than the standard one.
     """
@@ -159,4 +169,9 @@ def sampler_for(
             )
         return None
     count = counters.Writer.open(speculation.num_speculative_tokens, device)
-    return sampler, RelaxedRejectionSampler(sampler, speculation, device, rules=rules, count=count, controls=controls)
+    given = {"rules": rules, "count": count, "controls": controls}
+    if topology is None:
+        return sampler, RelaxedRejectionSampler(sampler, speculation, device, **given)
+    from thor_spec.vllm_plugin.tree.sampler import TreeRejectionSampler
+
+    return sampler, TreeRejectionSampler(sampler, speculation, device, **given, topology=topology)

@@ -3,6 +3,7 @@
 import os
 
 from thor_spec.vllm_plugin import compat, receipt
+from thor_spec.vllm_plugin.tree import hook
 
 _MODELS = "thor_spec.vllm_plugin.models"
 
@@ -18,4 +19,5 @@ def activate() -> None:
     for architecture in compat.TARGETS:
         # By name, so that importing a model stays the business of the process that runs it.
         registry.register_model(architecture, f"{_MODELS}:{architecture}")
+    hook.install()
     receipt.leave(receipt.Receipt(pid=os.getpid(), state="active", vllm=version))

@@ -8,12 +8,14 @@ from thor_spec.vllm_plugin import compat, cpu_verify, receipt
 from thor_spec.vllm_plugin.one_state import choice
 from thor_spec.vllm_plugin.options import PluginOptions
 from thor_spec.vllm_plugin.seam import has_gpu_build, version
+from thor_spec.vllm_plugin.tree import choice as tree_choice
 
 if TYPE_CHECKING:
     import torch
 
     from thor_spec.vllm_plugin.acceptance import RequestRules
     from thor_spec.vllm_plugin.controls import Controls
+    from thor_spec.vllm_plugin.tree.steps import TreeSteps
 
 _Default: Any = compat.DEFAULT_MODEL_STATE.resolve()
 _Hybrid: Any = compat.HYBRID_MODEL_STATE.resolve()
@@ -28,6 +30,7 @@ class _Activated:
             super().__init__(vllm_config, *args)  # type: ignore[call-arg]  # stands before vLLM's class in every use
             self._rules: RequestRules | None = None
             self._controls: Controls | None = None
+            self._trees: TreeSteps | None = None
             if self.options.controls:
                 from thor_spec.vllm_plugin import controls
 
@@ -39,6 +42,10 @@ class _Activated:
                 from thor_spec.vllm_plugin import runner_kernels
 
                 replaced = runner_kernels.replace()
+            if (shape := tree_choice.shape(vllm_config)) is not None:
+                from thor_spec.vllm_plugin.tree import steps
+
+                self._trees = steps.TreeSteps(vllm_config, args[0], shape, self.max_num_reqs, self.device)  # type: ignore[attr-defined]
         self._receipt = receipt.Receipt(
             pid=os.getpid(),
             state="engine",
@@ -49,6 +56,11 @@ class _Activated:
         )
         receipt.leave(self._receipt)
 
+    @property
+    def topology(self) -> Any:
+        """The trees of requests; None where chains are drafted."""
+        return self._trees.topology if self._trees is not None else None
+
     def custom_sampler(self, sampler: Any) -> tuple[Any, Any] | None:
         """Put the rejection sampler that knows relaxed rules in the place of vLLM's."""
         with receipt.of_failure():
@@ -56,7 +68,9 @@ class _Activated:
 
             device: Any = self.device  # type: ignore[attr-defined]
             rules = acceptance.RequestRules(self.max_num_reqs, self.options.acceptance, device)  # type: ignore[attr-defined]
-            found = acceptance.sampler_for(sampler, self.vllm_config, rules, device, self._controls)  # type: ignore[attr-defined]
+            found = acceptance.sampler_for(
+                sampler, self.vllm_config, rules, device, self._controls, self.topology  # type: ignore[attr-defined]
+            )
             self._rules = rules if found else None
             return found
 
@@ -67,6 +81,15 @@ class _Activated:
             self._rules.add(req_index, new_req_data.sampling_params)
         if self._controls is not None and new_req_data.sampling_params is not None:
             self._controls.add(req_index, new_req_data.sampling_params.extra_args)
+        if self._trees is not None and new_req_data.sampling_params is not None:
+            self._trees.add(req_index, new_req_data.sampling_params)
+
+    def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
+        """Learn where the caches lie."""
+        super().initialize_kv_cache(kv_cache_config, block_tables)  # type: ignore[misc]
+        if self._trees is not None:
+            with receipt.of_failure():
+                self._trees.bind(kv_cache_config)
 
     def preprocess_state(self, input_batch: Any, block_tables: Any, kv_cache_config: Any, *args: Any) -> None:
         """Corrupt what a request asked for; nothing, unless the server allows it."""
@@ -76,17 +99,37 @@ class _Activated:
             self._controls.before_forward(input_batch, block_tables, kv_cache_config.kv_cache_groups, accepted)
 
     def prepare_attn(self, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """As above."""
+        """Lay out the step's trees; and as above."""
+        if self._trees is not None:
+            self._trees.prepare(input_batch, args[2], for_capture=kwargs.get("for_capture", False))
         if self._controls is not None and not kwargs.get("for_capture"):
             self._controls.swap_cache_rows(input_batch, args[2])
         return super().prepare_attn(input_batch, *args, **kwargs)  # type: ignore[misc]
 
     def prepare_inputs(self, input_batch: Any, req_states: Any) -> Any:
-        """As above."""
+        """Give a tree's nodes the positions of their depth; and as above."""
         inputs: dict[str, Any] = super().prepare_inputs(input_batch, req_states)  # type: ignore[misc]
+        if self._trees is not None:
+            inputs = self._trees.positions(input_batch, inputs)
         if self._controls is not None:
             self._controls.shift_positions(input_batch, inputs.get("positions", input_batch.positions))
         return inputs
+
+    def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
+        """Show captured graphs the buffers that ``prepare_inputs`` writes."""
+        inputs: dict[str, Any] = super().prepare_dummy_inputs(num_reqs, num_tokens)  # type: ignore[misc]
+        return inputs if self._trees is None else self._trees.dummy_positions(num_tokens, inputs)
+
+    def postprocess_state(
+        self,
+        idx_mapping: "torch.Tensor",
+        num_sampled: "torch.Tensor | int",
+        num_computed_tokens: "torch.Tensor | None" = None,
+    ) -> None:
+        """Bring the cache into the order of the accepted path."""
+        if self._trees is not None:
+            self._trees.commit(idx_mapping)
+        super().postprocess_state(idx_mapping, num_sampled, num_computed_tokens)  # type: ignore[misc]
 
 
 class ThorModelState(_Activated, _Default):
@@ -134,7 +177,7 @@ class ThorHybridModelState(_Activated, _Hybrid):
             computed = num_computed_tokens
             if self._controls is not None:
                 computed = self._controls.miscounted(idx_mapping, computed, num_sampled)
-            self._steps.commit(idx_mapping, computed)
+            self._steps.commit(idx_mapping, computed, None if self._trees is None else self._trees.path(idx_mapping))
             num_sampled = 1
         super().postprocess_state(idx_mapping, num_sampled, num_computed_tokens)
         if self._controls is not None and self._steps is None:

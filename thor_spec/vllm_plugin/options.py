@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from thor_spec.ddtree.shape import TreeShape
 from thor_spec.dflash.acceptance import DELTA, EPS, Acceptance, Rule
 from thor_spec.errors import ConfigError
 
@@ -14,7 +15,7 @@ CONTROL_KEY = "thor_spec_control"
 """In ``vllm_xargs``: what is to be corrupted, where the server allows that."""
 RunnerKernels = Literal["triton", "torch"]
 State = Literal["auto", "reconstruct", "snapshot"]
-GDNKernel = Literal["auto", "replay", "wy"]
+GDNKernel = Literal["auto", "replay", "wy", "torch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,19 +36,27 @@ class PluginOptions:
     """``reconstruct`` keeps one recurrent state per sequence, ``snapshot`` one per draft position as vLLM does;
     ``auto`` reconstructs where nothing forbids it."""
     gdn_kernel: GDNKernel = "auto"
-    """How drafts are verified on Gated-DeltaNet layers with ``reconstruct``; see ``kernels.gdn_verify``."""
+    """How drafts are verified on Gated-DeltaNet layers with ``reconstruct``; see ``kernels.gdn_verify``. ``torch`` is
+    for tests on a CPU."""
+    tree: str = "off"
+    """Shape of draft trees; see ``ddtree.shape``."""
 
     def __post_init__(self) -> None:
         for name, known in (("runner_kernels", RunnerKernels), ("state", State), ("gdn_kernel", GDNKernel)):
             if (value := getattr(self, name)) not in get_args(known):
                 raise ConfigError(f"thor_spec.{name}={value!r} is not one of {', '.join(get_args(known))}.")
 
-        self.acceptance  # noqa: B018  # checks the three
+        self.acceptance, self.tree_shape  # noqa: B018  # check their fields
 
     @property
     def acceptance(self) -> Acceptance:
         """The rule of requests that name none. Raises: ConfigError."""
         return Acceptance(rule=self.accept, eps=self.accept_eps, delta=self.accept_delta)
+
+    @property
+    def tree_shape(self) -> TreeShape | None:
+        """The shape of trees; None: chains. Raises: ConfigError."""
+        return TreeShape.parse(self.tree)
 
     @classmethod
     def parse(cls, additional_config: Mapping[str, Any]) -> "PluginOptions":

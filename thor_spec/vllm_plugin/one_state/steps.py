@@ -12,6 +12,7 @@ from thor_spec.kernels.state_commit.plan import Step
 from thor_spec.vllm_plugin import compat
 from thor_spec.vllm_plugin.one_state.native import NativeCommit
 from thor_spec.vllm_plugin.one_state.recorded import RecordCommit
+from thor_spec.vllm_plugin.one_state.unrolled import TorchCommit
 
 
 class Steps:
@@ -47,7 +48,7 @@ class Steps:
                 groups += [len(tables)] * len(ours)
                 tables.append(table.gpu)
         self._layers, self._groups, self._tables = layers, groups, tables
-        kind = NativeCommit if self._layers[0].variant == "native" else RecordCommit
+        kind = {"native": NativeCommit, "torch": TorchCommit}.get(self._layers[0].variant, RecordCommit)
         self._commit = kind(layers, groups, tables, self._rows)
         kept = sum(layer.state[0].nbytes + layer.window[0].nbytes for layer in layers)
         self.described = (
@@ -86,12 +87,13 @@ class Steps:
         if verified is not None and not for_capture:
             self._pending = input_batch, verified
 
-    def commit(self, idx_mapping: torch.Tensor, computed: torch.Tensor) -> None:
+    def commit(self, idx_mapping: torch.Tensor, computed: torch.Tensor, path: torch.Tensor | None = None) -> None:
         """Fold what the step's rows have gained into their states, and forget the rest.
 
         Args:
             idx_mapping: request slot of each row [R].
             computed: tokens that hold, after the step, by request slot [S].
+            path: as in ``state_commit.plan.Step``.
         """
         if self._pending is None:
             return
@@ -102,5 +104,6 @@ class Steps:
             seq_lens=batch.seq_lens,
             query_start_loc=batch.query_start_loc,
             computed=computed,
+            path=path,
         )
         self._commit.commit(step, block_size=self._block_size)
