@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tests.state import schedule
 from tests.state.drive import ENVIRONMENT
 
 
@@ -73,7 +74,7 @@ class Oracle:
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
-    from vllm import SamplingParams
+    """Build one engine, and run its rounds of requests one after another."""
     from vllm.distributed import cleanup_dist_env_and_memory
 
     llm = build(case)
@@ -81,34 +82,60 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     truth = {name: prompt + answer for name, (prompt, answer) in case["truth"].items()}
     if truth:
         Oracle(runner, truth, case.get("blur", 2.0))
-    watch = None
-    if case.get("watch"):
-        watch = importlib.import_module("tests.tree.watch").Watch(runner)
     if case.get("fault"):
         importlib.import_module("tests.tree.faults").plant(case["fault"], runner)
-    engine = llm.llm_engine
-    for name, request in case["requests"].items():
-        params = SamplingParams(**{"temperature": 0, "ignore_eos": True, "detokenize": False, **request["params"]})
-        engine.add_request(name, {"prompt_token_ids": request["prompt"]}, params)
-    result: dict[str, Any] = {"tokens": {}, "logprobs": {}, "steps": 0}
-    names = dict.fromkeys(case["requests"])
-    while engine.has_unfinished_requests():
-        result["steps"] += 1
-        for output in engine.step():
-            answer = output.outputs[0]
-            result["tokens"][output.request_id] = list(answer.token_ids)
-            result["logprobs"][output.request_id] = [
-                {token: entry.logprob for token, entry in place.items()} for place in answer.logprobs or ()
-            ]
-    assert set(result["tokens"]) == set(names)
-    result["drafted"] = sum(m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_draft_tokens")
-    result["accepted"] = sum(m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_accepted_tokens")
-    if watch is not None:
-        result["watched"] = watch.counts
-    del llm, engine, runner, watch
+    watch = None
+    seen, rounds = "", []
+    try:
+        rounds = [play(llm, case["requests"], **how) for how in case["rounds"]]
+    except AssertionError as violation:
+        seen = str(violation)
+    result = {"rounds": rounds, "seen": seen, "counts": watch.counts if watch is not None else {}}
+    del llm, runner, watch
     cleanup_dist_env_and_memory()
     gc.collect()
     return result
+
+
+def play(llm: Any, requests: dict[str, Any], *, cut: int | None = None, preempt: bool = False) -> dict[str, Any]:
+    """Answer the requests; ``cut``: with at most so many drafts, so that 0 is no speculation, or -1: at random."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    engine = llm.llm_engine
+    scheduler = engine.engine_core.engine_core.scheduler
+    before = metrics(llm)
+    for name, request in requests.items():
+        given = {"temperature": 0, "ignore_eos": True, "detokenize": False, **request.get("params", {})}
+        if "regex" in given:
+            given["structured_outputs"] = StructuredOutputsParams(regex=given.pop("regex"))
+        engine.add_request(name, {"prompt_token_ids": request["prompt"]}, SamplingParams(**given))
+    result: dict[str, Any] = {"tokens": {}, "logprobs": {}, "steps": 0, "preempted": 0, "hits": 0}
+    rng = random.Random(3)
+    while engine.has_unfinished_requests():
+        result["steps"] += 1
+        for request in scheduler.running if cut is not None else ():
+            request.spec_token_ids = request.spec_token_ids[: cut if cut >= 0 else rng.choice([0, 1, 2, 3, 5, 99])]
+        if preempt and len(scheduler.running) > 1 and rng.random() < 0.15:
+            schedule._preempt(scheduler, rng.choice(scheduler.running))
+            result["preempted"] += 1
+        for output in engine.step():
+            answer = output.outputs[0]
+            result["tokens"][output.request_id] = list(answer.token_ids)
+            result["hits"] += bool(output.finished and output.num_cached_tokens)
+            result["logprobs"][output.request_id] = [
+                sorted((token, entry.logprob) for token, entry in place.items()) for place in answer.logprobs or ()
+            ]
+    return {**result, **{name: value - before[name] for name, value in metrics(llm).items()}}
+
+
+def metrics(llm: Any) -> dict[str, float]:
+    names = {"vllm:spec_decode_num_draft_tokens": "drafted", "vllm:spec_decode_num_accepted_tokens": "accepted"}
+    found = dict.fromkeys(names.values(), 0.0)
+    for metric in llm.get_metrics():
+        if metric.name in names:
+            found[names[metric.name]] += metric.value
+    return found
 
 
 if __name__ == "__main__":
