@@ -4,7 +4,6 @@ python -m tests.tree.drive '[{"tree": "7,3", ...}, ...]'
 """
 
 import gc
-import importlib
 import json
 import os
 import random
@@ -77,21 +76,25 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     """Build one engine, and run its rounds of requests one after another."""
     from vllm.distributed import cleanup_dist_env_and_memory
 
+    from thor_spec.vllm_plugin.tree import faults
+    from thor_spec.vllm_plugin.tree.watch import Watch
+
     llm = build(case)
     runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     truth = {name: prompt + answer for name, (prompt, answer) in case["truth"].items()}
     if truth:
         Oracle(runner, truth, case.get("blur", 2.0))
     if case.get("fault"):
-        importlib.import_module("tests.tree.faults").plant(case["fault"], runner)
-    watch = None
-    seen, rounds = "", []
-    try:
-        rounds = [play(llm, case["requests"], **how) for how in case["rounds"]]
-    except AssertionError as violation:
-        seen = str(violation)
-    result = {"rounds": rounds, "seen": seen, "counts": watch.counts if watch is not None else {}}
+        faults.plant(case["fault"], runner)
+    watch = Watch(runner) if case.get("watched") else None
+    rounds = []
+    for how in case["rounds"]:
+        rounds.append(play(llm, case["requests"], **how))
+        if truth:  # answers that were drawn, and not the likeliest, are drafted too from now on
+            truth |= {name: case["requests"][name]["prompt"] + got for name, got in rounds[-1]["tokens"].items()}
+    result = {"rounds": rounds, **(watch.counts if watch is not None else {}), "told": watch.told if watch else []}
     del llm, runner, watch
+    faults.mend()
     cleanup_dist_env_and_memory()
     gc.collect()
     return result

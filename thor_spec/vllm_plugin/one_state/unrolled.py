@@ -82,10 +82,10 @@ def unroll(
     alpha, beta = log_decay.exp(), torch.sigmoid(b.float())
     states = state.new_empty(rows, nodes + 1, *state.shape[1:], dtype=torch.float32)
     states[:, 0] = state.float()
-    u, out, row = torch.empty_like(v), torch.empty_like(v), torch.arange(rows)
+    u, out, row = torch.empty_like(v), torch.empty_like(v), torch.arange(rows, device=x.device)
     for t in range(nodes):
         h = states[row, parents[:, t] + 1] * alpha[:, t, :, None, None]
-        # Sums over the last axis, not products of matrices: the same bits whatever the number of rows.
+
         u[:, t] = beta[:, t, :, None] * (v[:, t] - (h * k_of[:, t, :, None]).sum(-1))
         h = h + u[:, t, :, :, None] * k_of[:, t, :, None]
         out[:, t] = (h * q_of[:, t, :, None]).sum(-1)
@@ -99,12 +99,12 @@ def _convolve(
     """As ``kernels.conv_tree``: products in the dtype of ``x``, summed in float32 from the oldest tap on."""
     taps = weight.shape[1]
     joined = torch.cat([window.transpose(1, 2).to(x.dtype), x], dim=1)
-    lags = [torch.arange(x.shape[1]).repeat(len(x), 1)]
+    lags = [torch.arange(x.shape[1], device=x.device).repeat(len(x), 1)]
     for _ in range(taps - 1):  # nodes below 0 are those of the window, the newest one -1
         last = lags[-1]
         lags.append(torch.where(last >= 0, parents.gather(1, last.clamp(min=0)), last - 1))
     total = torch.zeros_like(x, dtype=torch.float32) if bias is None else bias.float().expand(x.shape).clone()
-    row = torch.arange(len(x))[:, None]
+    row = torch.arange(len(x), device=x.device)[:, None]
     for tap, node in enumerate(reversed(lags)):
         total += (joined[row, node + taps - 1] * weight[:, tap].to(x.dtype)).float()
     return F.silu(total).to(x.dtype)
