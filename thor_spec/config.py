@@ -67,6 +67,8 @@ class ServeConfig:
     position; None takes one where nothing forbids it."""
     gdn_kernel: str | None = None
     """How drafts are verified on Gated-DeltaNet layers with one state: ``replay``, ``wy``, or ``auto`` (None)."""
+    tree: str | None = None
+    """Draft trees instead of chains: ``N``, ``N,DEPTH`` or widths by level; ``off`` or None drafts chains."""
     canary: CanarySet | None = None
     """``quick`` or ``full``: what the engine must answer before READY; None takes full on a GPU, quick without."""
     dummy_weights: bool = False
@@ -226,6 +228,7 @@ _PROFILE_TYPES: dict[str, type] = {
     "accept_delta": float,
     "state": str,
     "gdn_kernel": str,
+    "tree": str,
     "canary": str,
     "acceptance_floor": float,
     "golden": str,

@@ -15,6 +15,7 @@ import torch
 
 from tests.state import schedule
 from tests.state.drive import ENVIRONMENT
+from tests.state.watch import Digests
 
 
 def main() -> None:
@@ -84,17 +85,28 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     truth = {name: prompt + answer for name, (prompt, answer) in case["truth"].items()}
     if truth:
         Oracle(runner, truth, case.get("blur", 2.0))
-    if case.get("fault"):
-        faults.plant(case["fault"], runner)
     watch = Watch(runner) if case.get("watched") else None
+    digests = Digests(runner)
     rounds = []
     for how in case["rounds"]:
         rounds.append(play(llm, case["requests"], **how))
         if truth:  # answers that were drawn, and not the likeliest, are drafted too from now on
             truth |= {name: case["requests"][name]["prompt"] + got for name, got in rounds[-1]["tokens"].items()}
-    result = {"rounds": rounds, **(watch.counts if watch is not None else {}), "told": watch.told if watch else []}
-    del llm, runner, watch
-    faults.mend()
+    result = {
+        "rounds": rounds,
+        **(watch.counts if watch is not None else {}),
+        "told": watch.told if watch else [],
+        "states": digests.found,
+    }
+    result["faults"] = {}
+    for fault in case.get("faults", ()):
+        intact = faults.Intact(runner)
+        faults.plant(fault, runner)
+        watch = Watch(runner, every=1)
+        play(llm, case["faulty_requests"])
+        intact.restore()
+        result["faults"][fault] = dict(watch.violated)
+    del llm, runner, watch, digests
     cleanup_dist_env_and_memory()
     gc.collect()
     return result

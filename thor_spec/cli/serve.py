@@ -92,6 +92,14 @@ def serve(
             show_default="auto",
         ),
     ] = None,
+    tree: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft trees: N likeliest nodes, N,DEPTH, or a fixed width per level such as 3,3,3.",
+            metavar="off|N[,DEPTH]|WIDTHS",
+            show_default="off",
+        ),
+    ] = None,
     canary: Annotated[
         str | None,
         typer.Option(
@@ -175,6 +183,7 @@ def serve(
         "accept_delta": accept_delta,
         "state": state,
         "gdn_kernel": gdn_kernel,
+        "tree": tree,
         "canary": canary,
         "acceptance_floor": acceptance_floor,
         "golden": golden,
@@ -216,7 +225,8 @@ def _ready_text(ready: "Ready") -> str:
         f"{ready.kv.tokens:,} tokens, {ready.kv.sequences:.1f} sequences of {ready.context:,}" if ready.kv else "?"
     )
     lossy = "" if ready.accept == "exact" else f", accept {ready.accept} (lossy)"
-    speculation = f"{ready.drafter}, K = {ready.draft_tokens}{lossy}" if ready.drafter else "none"
+    drafts = f"tree {ready.tree}" if ready.tree else f"K = {ready.draft_tokens}"
+    speculation = f"{ready.drafter}, {drafts}{lossy}" if ready.drafter else "none"
     message = {"role": "user", "content": "Say hello."}
     body = json.dumps({"model": ready.model, "messages": [message], "max_tokens": 64})
     return "\n".join(

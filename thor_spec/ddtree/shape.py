@@ -45,7 +45,9 @@ class TreeShape:
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_DRAFTS:
-            raise ConfigError(f"A tree of {self.nodes} nodes does not fit: at most {MAX_DRAFTS} can be verified at once.")
+            raise ConfigError(
+                f"A tree of {self.nodes} nodes does not fit: at most {MAX_DRAFTS} can be verified at once."
+            )
         if self.depth is not None and not 1 <= self.depth <= self.nodes:
             raise ConfigError(f"A tree of {self.nodes} nodes cannot be {self.depth} deep.")
 
@@ -57,7 +59,9 @@ class TreeShape:
 
     def candidates(self) -> int:
         """Return how many tokens of each draft position can be used."""
-        return max(self.widths) if self.widths else min(self.nodes, 16)  # rank 17 of a position has not been seen to help
+        return (
+            max(self.widths) if self.widths else min(self.nodes, 16)
+        )  # rank 17 of a position has not been seen to help
 
     def layout(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Return parent, depth and rank among its siblings of each node of fixed widths, level by level, root first."""

@@ -169,7 +169,7 @@ def sampler_for(
             )
         return None
     count = counters.Writer.open(speculation.num_speculative_tokens, device)
-    given = {"rules": rules, "count": count, "controls": controls}
+    given: dict[str, Any] = {"rules": rules, "count": count, "controls": controls}
     if topology is None:
         return sampler, RelaxedRejectionSampler(sampler, speculation, device, **given)
     from thor_spec.vllm_plugin.tree.sampler import TreeRejectionSampler

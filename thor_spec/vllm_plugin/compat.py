@@ -241,6 +241,8 @@ GUMBEL_SAMPLE = _tree(
 )
 NO_LOGPROBS = _tree("vllm.v1.worker.gpu.sample.states:NO_LOGPROBS")
 ATTENTION_LAYER = _tree("vllm.model_executor.layers.attention.attention:Attention")
+LLM = _tree("vllm.entrypoints.llm:LLM")
+SAMPLING_PARAMS = _tree("vllm.sampling_params:SamplingParams")
 PREPARE_DUMMY_INPUTS = _tree(
     "vllm.v1.worker.gpu.model_states.default:DefaultModelState.prepare_dummy_inputs", "self", "num_reqs", "num_tokens"
 )
@@ -285,6 +287,8 @@ SEAMS = (
     GUMBEL_SAMPLE,
     NO_LOGPROBS,
     ATTENTION_LAYER,
+    LLM,
+    SAMPLING_PARAMS,
     PREPARE_DUMMY_INPUTS,
 )
 CPU_SEAMS = (REGISTER_KERNELS, CPU_SPEC_FORWARD, CPU_PREFILL)  # relied on only where the CPU build is installed

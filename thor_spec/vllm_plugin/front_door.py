@@ -14,7 +14,7 @@ from thor_spec.dflash.acceptance import RULES, Acceptance
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.relax.reference import COUNTED
 from thor_spec.vllm_plugin import counters
-from thor_spec.vllm_plugin.options import CONTROL_KEY, NAME, REQUEST_KEYS, PluginOptions
+from thor_spec.vllm_plugin.options import CONTROL_KEY, NAME, REQUEST_KEYS, TREE_KEY, TREES, PluginOptions
 
 HEADER = b"x-thor-spec-accept"
 _PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
@@ -38,7 +38,7 @@ class FrontDoor:
         rule = options.acceptance
         if b'"thor_spec"' in body:
             try:
-                body, rule = rewritten(body, rule, controls=options.controls)
+                body, rule = rewritten(body, rule, controls=options.controls, trees=options.tree_shape is not None)
             except ConfigError as error:
                 await _refuse(send, str(error))
                 return
@@ -58,7 +58,9 @@ class FrontDoor:
         return self._options
 
 
-def rewritten(body: bytes, default: Acceptance, *, controls: bool = False) -> tuple[bytes, Acceptance]:
+def rewritten(
+    body: bytes, default: Acceptance, *, controls: bool = False, trees: bool = False
+) -> tuple[bytes, Acceptance]:
     """Return the body with its ``thor_spec`` in ``vllm_xargs``, and the rule. Raises: ConfigError, naming the field.
 
     A body that is not a JSON object passes as it is: vLLM's own answer to it is better than ours.
@@ -75,12 +77,17 @@ def rewritten(body: bytes, default: Acceptance, *, controls: bool = False) -> tu
     control = given.pop("control", None) if controls else None
     if control is not None and control not in CONTROLS:
         raise ConfigError(f"control={control!r} is not one of {', '.join(CONTROLS)}.")
+    tree = given.pop("tree", "on")
+    if tree not in TREES:
+        raise ConfigError(f"tree={tree!r} is not one of {', '.join(TREES)}.")
     rule = default.of_request(given)
+    if trees and not rule.is_exact:
+        raise ConfigError(f"accept={rule.rule!r} is not for draft trees, which this server drafts: exact only.")
     extra = request.get("vllm_xargs") or {}
     if not isinstance(extra, dict):
         raise ConfigError(f"vllm_xargs must be an object, not {type(extra).__name__}.")
     names = {name: key for key, name in REQUEST_KEYS.items()}
-    planted = {CONTROL_KEY: control} if control else {}
+    planted = {**({CONTROL_KEY: control} if control else {}), **({TREE_KEY: tree} if tree != "on" else {})}
     request["vllm_xargs"] = {**extra, **{names[name]: value for name, value in given.items()}, **planted}
     return json.dumps(request).encode(), rule
 

@@ -13,6 +13,9 @@ REQUEST_KEYS = {"thor_spec_accept": "accept", "thor_spec_eps": "accept_eps", "th
 """How a request's own rule travels in ``vllm_xargs``, which take flat values only."""
 CONTROL_KEY = "thor_spec_control"
 """In ``vllm_xargs``: what is to be corrupted, where the server allows that."""
+TREE_KEY = "thor_spec_tree"
+TREES = ("on", "chain")
+"""Whether a request drafts what the server does; in ``vllm_xargs``, where it does not."""
 RunnerKernels = Literal["triton", "torch"]
 State = Literal["auto", "reconstruct", "snapshot"]
 GDNKernel = Literal["auto", "replay", "wy", "torch"]

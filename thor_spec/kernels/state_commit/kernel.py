@@ -110,9 +110,9 @@ def _window_after(count, p_window, p_inputs, path, j, inside, WINDOW_T: tl.const
 
 @triton.jit
 def _windows(table, accepted, cut, slots, cut_slots, path, window_like, inputs_like, PLAN_STRIDE: tl.constexpr,
-             PATH_STRIDE: tl.constexpr, BY_PATH: tl.constexpr, WINDOW_STRIDE: tl.constexpr, WINDOW_D: tl.constexpr, WINDOW_T: tl.constexpr,
-             INPUTS_STRIDE: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr, KEPT: tl.constexpr,
-             BJ: tl.constexpr, BD: tl.constexpr, ALIGN: tl.constexpr):  # fmt: skip
+             PATH_STRIDE: tl.constexpr, BY_PATH: tl.constexpr, WINDOW_STRIDE: tl.constexpr,
+             WINDOW_D: tl.constexpr, WINDOW_T: tl.constexpr, INPUTS_STRIDE: tl.constexpr, COLUMNS: tl.constexpr,
+             D: tl.constexpr, KEPT: tl.constexpr, BJ: tl.constexpr, BD: tl.constexpr, ALIGN: tl.constexpr):  # fmt: skip
     i_r = tl.program_id(1)
     entry = table + tl.program_id(2) * COLUMNS
     group = tl.load(entry + 7) * PLAN_STRIDE
@@ -188,7 +188,8 @@ def commit_windows(layers: Layers, plan: Plan, *, rows: int, path: torch.Tensor 
     _windows[(triton.cdiv(dim, BLOCK), rows, len(layers.layers))](
         layers.table, plan.accepted, plan.cut, plan.slots, plan.cut_slots, plan.accepted if path is None else path,
         first.window, first.inputs, PLAN_STRIDE=plan.slots.stride(0),
-        PATH_STRIDE=0 if path is None else path.stride(0), BY_PATH=path is not None, WINDOW_STRIDE=first.window.stride(0), WINDOW_D=first.window.stride(1),
-        WINDOW_T=first.window.stride(2), INPUTS_STRIDE=first.inputs.stride(0), COLUMNS=_COLUMNS, D=dim, KEPT=kept,
+        PATH_STRIDE=0 if path is None else path.stride(0), BY_PATH=path is not None,
+        WINDOW_STRIDE=first.window.stride(0), WINDOW_D=first.window.stride(1), WINDOW_T=first.window.stride(2),
+        INPUTS_STRIDE=first.inputs.stride(0), COLUMNS=_COLUMNS, D=dim, KEPT=kept,
         BJ=triton.next_power_of_2(kept), BD=BLOCK, ALIGN=layers.alignment, num_warps=4,
     )  # fmt: skip

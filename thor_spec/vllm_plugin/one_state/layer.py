@@ -41,7 +41,7 @@ class ReconstructedGDN(_Stock):
         self.variant = choice.kernel(vllm_config)
         self.nodes = 1 + int(vllm_config.num_speculative_tokens)
         self.topology: Any = None  # of draft trees, where there are
-        scratch = {"native": NativeScratch, "torch": TorchScratch}.get(self.variant, RecordScratch)
+        scratch: Any = {"native": NativeScratch, "torch": TorchScratch}.get(self.variant, RecordScratch)
         # Allocated with the weights, and so counted before vLLM sizes its cache.
         self.scratch = scratch(self, vllm_config.scheduler_config.max_num_seqs)
 

@@ -71,7 +71,7 @@ class RecordCommit:
     """Commits of all layers by three launches; nothing waits for the device."""
 
     def __init__(self, layers: Sequence[Any], groups: Sequence[int], tables: Sequence[torch.Tensor], rows: int) -> None:
-        self._layers = Layers.of(
+        self.layers = Layers.of(
             [
                 Layer(state=x.state, window=x.window, record=x.scratch.record, inputs=x.scratch.inputs, group=group)
                 for x, group in zip(layers, groups, strict=True)
@@ -81,11 +81,11 @@ class RecordCommit:
         self._stride = tables[0].stride(0)
         self._plan = Plan.allocate(groups=len(tables), rows=rows, device=tables[0].device)
         for some in {1, rows}:  # compiled now, not in the first request: an empty plan commits nothing
-            kernel.commit_states(self._layers, self._plan, rows=some)
-            kernel.commit_windows(self._layers, self._plan, rows=some)
+            kernel.commit_states(self.layers, self._plan, rows=some)
+            kernel.commit_windows(self.layers, self._plan, rows=some)
 
     def commit(self, step: Step, *, block_size: int) -> None:
         """Fold what the step's rows have gained into their states; ``block_size`` as in ``plan_commit``."""
         kernel.plan_commit(self._plan, step, self._tables, stride=self._stride, block_size=block_size)
-        kernel.commit_states(self._layers, self._plan, rows=step.rows, path=step.path)
-        kernel.commit_windows(self._layers, self._plan, rows=step.rows, path=step.path)
+        kernel.commit_states(self.layers, self._plan, rows=step.rows, path=step.path)
+        kernel.commit_windows(self.layers, self._plan, rows=step.rows, path=step.path)

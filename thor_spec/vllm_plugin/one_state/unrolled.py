@@ -26,10 +26,8 @@ class TorchScratch(RecordScratch):
         node = torch.arange(layer.nodes)
         inside = node < starts.diff()[:, None]
         at = torch.where(inside, starts[:-1, None] + node, 0)
-        if layer.topology is None:
-            parents = (node - 1).repeat(count, 1)
-        else:
-            parents = layer.topology.row_parents[places].long()
+        chain = (node - 1).repeat(count, 1)
+        parents = chain if layer.topology is None else layer.topology.row_parents[places].long()
         slots = on.spec_state_indices_tensor[:count, 0].long()
         found = unroll(layer, x[at], b[at], a[at], layer.window[slots], layer.state[slots], parents)
         out[at[inside]] = found.out[inside].to(out.dtype)
@@ -68,7 +66,7 @@ def unroll(
         parents: [S, N], int64; -1: the committed state.
     """
     rows, nodes, _ = x.shape
-    mixed = _convolve(x, cpu.conv_weight(layer.conv1d), layer.conv1d.bias, window, parents)
+    mixed = convolve(x, cpu.conv_weight(layer.conv1d), layer.conv1d.bias, window, parents)
     keys, values = layer.key_dim // layer.tp_size, layer.value_dim // layer.tp_size
     q, k, v = mixed.split([keys, keys, values], dim=-1)
     q, k = (part.unflatten(2, (-1, layer.head_k_dim)) for part in (q, k))
@@ -93,7 +91,7 @@ def unroll(
     return Unrolled(out=out, k=k, k_scale=k_scale, u=u, log_decay=log_decay, states=states)
 
 
-def _convolve(
+def convolve(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, parents: torch.Tensor
 ) -> torch.Tensor:
     """As ``kernels.conv_tree``: products in the dtype of ``x``, summed in float32 from the oldest tap on."""
@@ -110,9 +108,7 @@ def _convolve(
     return F.silu(total).to(x.dtype)
 
 
-def prefill(
-    layer: Any, metadata: Any, x: torch.Tensor, b: torch.Tensor, a: torch.Tensor, out: torch.Tensor
-) -> None:
+def prefill(layer: Any, metadata: Any, x: torch.Tensor, b: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None:
     """Run prompts token by token, from and to the states they own: what vLLM's operators do in bfloat16 only."""
     starts = metadata.non_spec_query_start_loc.tolist()
     fresh = metadata.has_initial_state
@@ -137,7 +133,7 @@ class TorchCommit:
     """Commits by the definition of the kernels."""
 
     def __init__(self, layers: Sequence[Any], groups: Sequence[int], tables: Sequence[torch.Tensor], rows: int) -> None:
-        self._layers = Layers.of(
+        self.layers = Layers.of(
             [
                 Layer(state=x.state, window=x.window, record=x.scratch.record, inputs=x.scratch.inputs, group=group)
                 for x, group in zip(layers, groups, strict=True)
@@ -149,5 +145,5 @@ class TorchCommit:
     def commit(self, step: Step, *, block_size: int) -> None:
         """Fold what the step's rows have gained into their states; ``block_size`` as in ``plan_commit``."""
         reference.plan_commit(self._plan, step, self._tables, block_size=block_size)
-        reference.commit_states(self._layers, self._plan, rows=step.rows, path=step.path)
-        reference.commit_windows(self._layers, self._plan, rows=step.rows, path=step.path)
+        reference.commit_states(self.layers, self._plan, rows=step.rows, path=step.path)
+        reference.commit_windows(self.layers, self._plan, rows=step.rows, path=step.path)

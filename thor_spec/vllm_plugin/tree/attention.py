@@ -29,8 +29,8 @@ def split(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class _OnGPU:
     """Stands before vLLM's implementation; vLLM has written the step's keys and values when ``forward`` is called."""
 
-    _topology: Topology
-    _max_slots: int
+    topology: Topology
+    max_slots: int
 
     def forward(
         self,
@@ -44,7 +44,7 @@ class _OnGPU:
         *args: Any,
         **kwargs: Any,
     ) -> torch.Tensor:
-        topology = self._topology
+        topology = self.topology
         if attn_metadata is None or not topology.pure:
             super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)  # type: ignore[misc]
         if attn_metadata is None:
@@ -54,7 +54,7 @@ class _OnGPU:
         heads, kv_heads = query.shape[1], keys.shape[2]
         tiles = Tiles.choose(
             width=topology.width, group=heads // kv_heads, requests=rows, kv_heads=kv_heads,
-            max_slots=self._max_slots, sms=processors(query.device),
+            max_slots=self.max_slots, sms=processors(query.device),
         )  # fmt: skip
         tree_attention(
             query, keys, values, attn_metadata.block_table, topology.lengths[:rows], topology.paths.masks,
@@ -66,10 +66,10 @@ class _OnGPU:
 class _OnCPU:
     """Everything in torch, with a plain layout of the cache: for tests."""
 
-    _topology: Topology
+    topology: Topology
 
     def do_kv_cache_update(
-        self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
+        self, _layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
         """Write keys and values [T, HKV, D]; a negative slot is padding."""
         keys, values = split(kv_cache)
@@ -80,15 +80,15 @@ class _OnCPU:
 
     def forward(
         self,
-        layer: Any,
+        _layer: Any,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        _key: torch.Tensor,
+        _value: torch.Tensor,
         kv_cache: torch.Tensor,
         attn_metadata: Any,
         output: torch.Tensor,
-        *args: Any,
-        **kwargs: Any,
+        *_: Any,
+        **__: Any,
     ) -> torch.Tensor:
         if attn_metadata is None:
             return output
@@ -102,13 +102,17 @@ class _OnCPU:
             block, offset = attn_metadata.block_table[r].long()[at // keys.shape[1]], at % keys.shape[1]
             context = length - count
             seen = at <= context + torch.arange(count)[:, None]
-            if int(self._topology.lengths[r]):
+            if int(self.topology.lengths[r]):
                 drafted = (at - context).clamp(min=0)
-                on_path = (self._topology.paths.masks[r, :count, None] >> drafted & 1).bool()
+                on_path = (self.topology.paths.masks[r, :count, None] >> drafted & 1).bool()
                 seen = (at < context) | on_path
             rows = slice(starts[r], starts[r + 1])
             output.view(query.shape)[rows] = _attend(
-                query[rows], keys[block, offset], values[block, offset], seen, self.scale  # type: ignore[attr-defined]
+                query[rows],
+                keys[block, offset],
+                values[block, offset],
+                seen,
+                self.scale,  # type: ignore[attr-defined]
             )
         return output
 
@@ -139,12 +143,12 @@ def take_over(layers: dict[str, Any], topology: Topology, *, max_slots: int) -> 
         }
         if extra := next((what for what, there in extras.items() if there), None):
             raise ConfigError(f"--tree does not know attention with {extra}, which {name} has. Leave it out.")
-        on_gpu = next(iter(layer.parameters()), topology.parents).is_cuda or topology.parents.is_cuda
+        on_gpu = topology.parents.is_cuda
         backend = layer.get_attn_backend().get_name()
         if on_gpu and backend not in KNOWN:
             raise ConfigError(f"--tree knows the attention backends {', '.join(KNOWN)}, not {backend}, of {name}.")
         kind = _OnGPU if on_gpu else _OnCPU
-        ours = object.__new__(type(f"Tree{type(impl).__name__}", (kind, type(impl)), {}))
+        ours: Any = object.__new__(type(f"Tree{type(impl).__name__}", (kind, type(impl)), {}))
         ours.__dict__.update(impl.__dict__)
-        ours._topology, ours._max_slots = topology, max_slots
+        ours.topology, ours.max_slots = topology, max_slots
         layer.impl = ours

@@ -27,6 +27,7 @@ def install() -> None:
         return stock(vllm_config, device, req_states)
 
     init_speculator.stock = stock  # type: ignore[attr-defined]
-    for module in (compat.INIT_SPECULATOR.module(), sys.modules.get(_RUNNER)):
+    modules: tuple[Any, ...] = (compat.INIT_SPECULATOR.module(), sys.modules.get(_RUNNER))
+    for module in modules:
         if module is not None:
             module.init_speculator = init_speculator

@@ -54,7 +54,7 @@ class TreeRejectionSampler(RelaxedRejectionSampler):
     def _verify(
         self,
         logits: torch.Tensor,
-        draft_logits: torch.Tensor | None,
+        _draft_logits: torch.Tensor | None,
         draft_sampled: torch.Tensor,
         pos: torch.Tensor,
         cu_num_logits: torch.Tensor,

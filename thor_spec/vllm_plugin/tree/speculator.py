@@ -46,18 +46,7 @@ class TreeSpeculator(_DFlash):
     def _num_graph_context_tokens(self, num_reqs: int) -> int:
         return min(num_reqs * (self.shape.nodes + 1), int(self.max_num_tokens))
 
-    def sample_draft(
-        self,
-        hidden_states: torch.Tensor,
-        sample_src_positions: torch.Tensor,
-        idx_mapping: torch.Tensor,
-        temperature: torch.Tensor,
-        seeds: torch.Tensor,
-        draft_step: torch.Tensor,
-        draft_logits: torch.Tensor | None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> torch.Tensor:
+    def sample_draft(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """Keep each position's likeliest tokens, and return the first [R K]."""
         logits = self.compute_draft_logits(hidden_states, 0)
         scores, candidates = logits.float().log_softmax(-1).topk(self._width)
@@ -65,7 +54,7 @@ class TreeSpeculator(_DFlash):
         self._candidates[: len(scores)] = candidates
         return candidates[:, 0]
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
     def propose(
         self,
         input_batch: Any,
@@ -110,4 +99,3 @@ class TreeSpeculator(_DFlash):
             parents=torch.where(one, trees.parents, parents),
             depths=torch.where(one, trees.depths, depths),
         )
-

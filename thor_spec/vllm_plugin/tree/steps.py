@@ -11,6 +11,7 @@ import torch
 from thor_spec.ddtree.shape import TreeShape
 from thor_spec.kernels.kv_compact import kernel, reference
 from thor_spec.vllm_plugin import compat
+from thor_spec.vllm_plugin.options import TREE_KEY
 from thor_spec.vllm_plugin.tree import attention, choice
 from thor_spec.vllm_plugin.tree.topology import Topology
 
@@ -23,28 +24,28 @@ class TreeSteps:
         tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.topology = Topology(shape, rows, tokens, device)
         kind = compat.ATTENTION_LAYER.resolve()
-        self._layers = {layer.layer_name: layer for layer in model.modules() if isinstance(layer, kind)}
-        attention.take_over(self._layers, self.topology, max_slots=vllm_config.model_config.max_model_len)
+        self.layers = {layer.layer_name: layer for layer in model.modules() if isinstance(layer, kind)}
+        attention.take_over(self.layers, self.topology, max_slots=vllm_config.model_config.max_model_len)
         for layer in model.modules():
             if hasattr(layer, "scratch"):
                 layer.topology = self.topology
-        self._buffers: list[tuple[int, Any]] = []
-        self._step: tuple[Any, torch.Tensor] | None = None
+        self.buffers: list[tuple[int, Any]] = []
+        self.step: tuple[Any, torch.Tensor] | None = None
 
     def bind(self, kv_cache_config: Any) -> None:
         """Take the addresses of the caches, by group of layers."""
         for number, group in enumerate(kv_cache_config.kv_cache_groups):
-            caches = [self._layers[name].kv_cache for name in group.layer_names if name in self._layers]
+            caches = [self.layers[name].kv_cache for name in group.layer_names if name in self.layers]
             if caches:
                 tensors = [half for cache in caches for half in attention.split(cache)]
                 on_gpu = tensors[0].is_cuda
-                self._buffers.append((number, kernel.Buffers.of(tensors) if on_gpu else tensors))
+                self.buffers.append((number, kernel.Buffers.of(tensors) if on_gpu else tensors))
 
     def add(self, slot: int, params: Any) -> None:
-        """Take a new request. Where a token's history or grammar matters, it drafts a chain: vLLM reads both in a line."""
+        """Take a new request; it drafts a chain where its history or a grammar matters, which vLLM reads in a line."""
         extra = params.extra_args or {}
         needs_chain = (
-            extra.get("thor_spec_tree") == "chain"
+            extra.get(TREE_KEY) == "chain"
             or bool(params.frequency_penalty or params.presence_penalty)
             or params.repetition_penalty != 1.0
             or bool(params.bad_words)
@@ -57,7 +58,7 @@ class TreeSteps:
         """Lay out the coming pass."""
         if for_capture:
             self.topology.forget()
-            self._step = None
+            self.step = None
             return
         prompts = batch.is_prefilling_np
         if batch.prefill_runs_as_decode_np is not None:
@@ -65,7 +66,7 @@ class TreeSteps:
         counts = batch.num_scheduled_tokens
         verified: np.ndarray = ~prompts & (counts > 0) & (counts <= self.topology.width)
         self.topology.prepare(batch, verified)
-        self._step = batch, slot_mappings
+        self.step = batch, slot_mappings
 
     def positions(self, batch: Any, given: dict[str, Any]) -> dict[str, Any]:
         """Return the model's inputs with positions of a node's depth; they stay at one address, which graphs read."""
@@ -88,10 +89,10 @@ class TreeSteps:
 
     def commit(self, slots: torch.Tensor) -> None:
         """Move keys and values of the accepted path to where a chain's would be."""
-        if self._step is None:
+        if self.step is None:
             return
-        (batch, slot_mappings), self._step = self._step, None
+        (batch, slot_mappings), self.step = self.step, None
         path, accepted = self.path(slots), self.topology.accepted[slots.long()]
-        for group, buffers in self._buffers:
-            compact = kernel.kv_compact if isinstance(buffers, kernel.Buffers) else reference.kv_compact
-            compact(buffers, slot_mappings[group], batch.query_start_loc, path, accepted)  # type: ignore[arg-type]
+        for group, buffers in self.buffers:
+            compact: Any = kernel.kv_compact if isinstance(buffers, kernel.Buffers) else reference.kv_compact
+            compact(buffers, slot_mappings[group], batch.query_start_loc, path, accepted)

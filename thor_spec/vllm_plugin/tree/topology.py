@@ -1,4 +1,4 @@
-"""The trees of an engine's requests, and what a step is told of them. All buffers stay where they are: graphs read them.
+"""The trees of an engine's requests, and what a step is told of them. Buffers stay where they are: graphs read them.
 
 Shapes: S request slots, R rows of the batch, T scheduled tokens, N drafted nodes of a tree.
 """
@@ -33,7 +33,7 @@ class Topology:
         self.chains = torch.zeros(slots, dtype=torch.bool, device=device)
         """Requests that draft chains [S]."""
         # By row of the batch.
-        self._chain, self._identity = chain, self.depths.clone()
+        self.chain, self._identity = chain, self.depths.clone()
         self.row_parents = chain.clone()
         self.paths: TreePaths = allocate(slots, self.width, device)
         self.lengths = torch.zeros(slots, dtype=torch.int32, device=device)
@@ -51,7 +51,7 @@ class Topology:
         """Take a new request, whose first drafts are placeholders."""
         self._wants_chain[slot] = chain
         self._is_stale = True
-        self.parents[slot] = self._chain[0]
+        self.parents[slot] = self.chain[0]
         self.depths[slot] = self._nodes
 
     def requests_for_chains(self) -> torch.Tensor:
@@ -80,8 +80,8 @@ class Topology:
         starts = batch.query_start_loc
         self.path.copy_(self._identity)
         self.accepted.zero_()
-        self.row_parents[:rows] = torch.where(is_verified[:, None], self.parents[slots], self._chain[:rows])
-        self.row_parents[rows:] = self._chain[rows:]
+        self.row_parents[:rows] = torch.where(is_verified[:, None], self.parents[slots], self.chain[:rows])
+        self.row_parents[rows:] = self.chain[rows:]
         lay_out(self.row_parents[:rows], starts[: rows + 1], self.paths)
         self.lengths.zero_()
         self.lengths[:rows] = torch.where(is_verified, batch.seq_lens[:rows], 0)
@@ -97,12 +97,12 @@ class Topology:
     def forget(self) -> None:
         """Lay out a step of nobody: captures and dummy runs."""
         self.pure = True
-        self.row_parents.copy_(self._chain)
+        self.row_parents.copy_(self.chain)
         self.lengths.zero_()
         self.offsets.zero_()
 
     def of_path(self, slots: torch.Tensor, tokens: int) -> torch.Tensor:
-        """Return, for each of a step's tokens, the one whose outputs belong in its place [T]: paths come to the front."""
+        """Return, for each token of a step, the one whose outputs belong in its place [T]: paths come to the front."""
         slot = slots[self._row].long()
         local = self._local.clamp(max=self.width - 1)
         moved = self._starts[self._row].long() + self.path[slot, local]

@@ -13,6 +13,7 @@ The engine must run eagerly: what a graph replays cannot be looked at in between
 """
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,10 +23,10 @@ from thor_spec.vllm_plugin.one_state.unrolled import unroll
 from thor_spec.vllm_plugin.tree import attention
 
 KEPT = 20  # violations that are told in words
-EXACT = {"torch": 1e-5, "replay": 1e-2, "wy": 1e-2}
-"""Largest relative distance of an output from the definition; kernels round it to bfloat16."""
-STATE = 1e-4
-"""Of a state, kept in float32."""
+ROUNDED = 1e-2
+"""Largest relative distance of an output in bfloat16 from the definition."""
+CLOSE = 1e-4
+"""Of what is kept in float32."""
 
 
 class Watch:
@@ -38,12 +39,21 @@ class Watch:
         self.steps: Counter[str] = Counter()
         """Verified rows by shape: ``chain``, ``tree``, ``accepted`` with more than the root."""
         self._runner, self._state, self._every = runner, runner.model_state, every
-        self._trees = self._state._trees
+        self._trees = self._state.trees
         self._generator = torch.Generator().manual_seed(seed)
         self._layers = [layer for layer in runner.model.modules() if getattr(layer, "scratch", None) is not None]
         self._given: dict[str, tuple[torch.Tensor, ...]] = {}
         self._rows: list[_Row] = []
         self._tap()
+
+    @property
+    def layers(self) -> list[Any]:
+        """The Gated-DeltaNet layers that are looked at."""
+        return self._layers
+
+    def rows_of(self, kind: str) -> int:
+        """Return how many rows of a kind were verified; see ``steps``."""
+        return self.steps[kind]
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
@@ -54,13 +64,13 @@ class Watch:
         state, speculator = self._state, self._runner.speculator
         for layer in self._layers:
 
-            def verify(x: Any, b: Any, a: Any, out: Any, on: Any, at: Any = layer, own: Any = layer.scratch.verify) -> None:
+            def verify(at: Any, x: Any, b: Any, a: Any, out: Any, on: Any, own: Any = layer.scratch.verify) -> None:
                 own(at, x, b, a, out, on)
                 self._given[at.prefix] = (x.clone(), b.clone(), a.clone(), out.clone(), on)
 
-            layer.scratch.verify = lambda at, x, b, a, out, on, f=verify: f(x, b, a, out, on)
+            layer.scratch.verify = verify
         prepare_attn, prepare_inputs = state.prepare_attn, state.prepare_inputs
-        postprocess, propose, commit = state.postprocess_state, speculator.propose, state._steps.commit
+        postprocess, propose, commit = state.postprocess_state, speculator.propose, state.steps.commit
 
         def attn(batch: Any, *args: Any, **kwargs: Any) -> Any:
             metadata = prepare_attn(batch, *args, **kwargs)
@@ -69,7 +79,7 @@ class Watch:
 
         def inputs(batch: Any, req_states: Any) -> Any:
             found = prepare_inputs(batch, req_states)
-            self._positions(batch, found["positions"])
+            self._positions(found["positions"])
             return found
 
         def committed(*args: Any) -> None:  # comes first after the pass and the walk
@@ -85,7 +95,7 @@ class Watch:
             self._features(last, aux)
             return drafts
 
-        state.prepare_attn, state.prepare_inputs, state._steps.commit = attn, inputs, committed
+        state.prepare_attn, state.prepare_inputs, state.steps.commit = attn, inputs, committed
         state.postprocess_state, speculator.propose = post, proposed
 
     def _hold(self, invariant: str, what: bool, where: str) -> None:
@@ -99,7 +109,7 @@ class Watch:
     def _before(self, batch: Any, slot_mappings: torch.Tensor, metadata: dict[str, Any]) -> None:
         self._rows, self._given = [], {}
         on = metadata[self._layers[0].prefix]
-        if on.spec_sequence_masks is None or self._trees._step is None:
+        if on.spec_sequence_masks is None or self._trees.step is None:
             return
         starts, topology = batch.query_start_loc.tolist(), self._trees.topology
         lengths = batch.seq_lens.tolist()
@@ -121,7 +131,7 @@ class Watch:
             self.steps["chain" if own.is_chain else "tree"] += 1
 
     def _of_everybody(self, layer: Any) -> torch.Tensor:
-        tables = self._state._steps._tables[self._state._steps._groups[self._state._steps._layers.index(layer)]]
+        tables = self._state.steps.tables[self._state.steps.groups[self._state.steps.layers.index(layer)]]
         live = list(self._runner.req_states.req_id_to_index.values())
         verified = self._canonical[layer.prefix]
         prompts = {int(r) for r in tables[live, 0].tolist()} - {0}
@@ -130,12 +140,12 @@ class Watch:
         return torch.tensor(sorted((prompts | mine) - busy - {0}), dtype=torch.int64, device=layer.state.device)
 
     def _prefilling(self, tables: torch.Tensor) -> set[int]:
-        batch = self._trees._step[0]
+        batch = self._trees.step[0]
         verified = {own.row for own in self._rows}
         slots = [int(batch.idx_mapping[r]) for r in range(batch.num_reqs) if r not in verified]
         return {int(block) for slot in slots for block in tables[slot].tolist()}
 
-    def _positions(self, batch: Any, positions: torch.Tensor) -> None:
+    def _positions(self, positions: torch.Tensor) -> None:
         for own in self._rows:
             want = [own.context + depth for depth in own.depths]
             got = positions[..., own.start : own.start + own.count].reshape(-1, own.count)[0].tolist()
@@ -155,7 +165,7 @@ class Watch:
             for layer in self._layers:
                 self._branches(layer)
         self._kept = [
-            (attention.split(self._trees._layers[name].kv_cache), group)
+            (attention.split(self._trees.layers[name].kv_cache), group)
             for group, names in self._groups()
             for name in names
         ]
@@ -167,7 +177,7 @@ class Watch:
 
     def _groups(self) -> list[tuple[int, list[str]]]:
         groups = self._runner.kv_cache_config.kv_cache_groups
-        return [(i, [n for n in g.layer_names if n in self._trees._layers]) for i, g in enumerate(groups)]
+        return [(i, [n for n in g.layer_names if n in self._trees.layers]) for i, g in enumerate(groups)]
 
     def _place(self, group: int, own: "_Row", half: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         slots = self._mappings[group][own.start : own.start + own.count].long()
@@ -196,7 +206,7 @@ class Watch:
         slots = self._canonical[layer.prefix][[i for i, _, _ in jobs]]
         chain = torch.arange(-1, longest - 1, device=x.device).repeat(len(jobs), 1)
         alone = unroll(layer, x[at], b[at], a[at], layer.window[slots], layer.state[slots], chain)
-        bound = EXACT[layer.variant]
+        bound = CLOSE if out.dtype == torch.float32 else ROUNDED
         for j, (i, own, path) in enumerate(jobs):
             got = out[[starts[i] + n for n in path]].float()
             want = alone.out[j, : len(path)].to(out.dtype).float()
@@ -205,7 +215,7 @@ class Watch:
             start = layer.state[slots[j]].float()
             folded = advance(start, layer.scratch.record, own.row, path)
             error = _distance(folded, alone.states[j, len(path)])
-            self._hold("I2", error <= STATE, f"{layer.prefix}: the record of path {path} is off by {error:.2e}")
+            self._hold("I2", error <= CLOSE, f"{layer.prefix}: the record of path {path} is off by {error:.2e}")
             for depth, node in enumerate(path):
                 own.states[layer.prefix, node] = alone.states[j, depth + 1].clone()
 
@@ -246,7 +256,7 @@ class Watch:
                 if want is None or self._ended(own):
                     continue
                 error = _distance(layer.state[slot].float(), want)
-                self._hold("I5", error <= STATE, f"{layer.prefix}: the committed state is off by {error:.2e}")
+                self._hold("I5", error <= CLOSE, f"{layer.prefix}: the committed state is off by {error:.2e}")
                 slots, _, windows = self._owned[layer.prefix]
                 old = windows[(slots == slot).nonzero()[0, 0]].T
                 joined = torch.cat([old, x[[starts[i] + n for n in own.accepted]].to(old.dtype)])
@@ -273,7 +283,7 @@ class Watch:
             want = own_features[[own.start + n for n in own.accepted]]
             got = speculator.hidden_states[own.start : own.start + len(own.accepted)]
             error = _distance(got.float(), want.float())
-            self._hold("I5", error <= EXACT["replay"], f"drafter features of {own.accepted} are off by {error:.2e}")
+            self._hold("I5", error <= ROUNDED, f"drafter features of {own.accepted} are off by {error:.2e}")
 
 
 class _Row:
@@ -308,7 +318,7 @@ class _Row:
         for node, parent in enumerate(self.parents):
             if parent >= 0:
                 by_parent.setdefault(parent, []).append(node)
-        return [pair for nodes in by_parent.values() for pair in zip(nodes, nodes[1:], strict=False)]
+        return [pair for nodes in by_parent.values() for pair in pairwise(nodes)]
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
