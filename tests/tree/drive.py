@@ -85,8 +85,9 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     truth = {name: prompt + answer for name, (prompt, answer) in case["truth"].items()}
     if truth:
         Oracle(runner, truth, case.get("blur", 2.0))
-    watch = Watch(runner) if case.get("watched") else None
     digests = Digests(runner)
+    intact = faults.Intact(runner) if case.get("watched") else None
+    watch = Watch(runner) if case.get("watched") else None
     rounds = []
     for how in case["rounds"]:
         rounds.append(play(llm, case["requests"], **how))
@@ -100,11 +101,10 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     }
     result["faults"] = {}
     for fault in case.get("faults", ()):
-        intact = faults.Intact(runner)
+        intact.restore()
         faults.plant(fault, runner)
         watch = Watch(runner, every=1)
         play(llm, case["faulty_requests"])
-        intact.restore()
         result["faults"][fault] = dict(watch.violated)
     del llm, runner, watch, digests
     cleanup_dist_env_and_memory()

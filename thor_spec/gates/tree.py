@@ -70,9 +70,13 @@ def run(plan: Plan, given: Mapping[str, Any], *, log: Path) -> dict[str, Any]:
         asked.write_text(json.dumps(given))
         changes = {**plan.environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # it must be looked at from within
         with GuardedJob.start(
-            [sys.executable, "-m", MODULE, str(asked), str(answer)], env=env.child_environment(changes), output=log, title="verify tree",
-            settings=Settings(floor_bytes=plan.resolved.config.memory_floor), notice=lambda _: None,
-        ) as guarded:  # fmt: skip
+            [sys.executable, "-m", MODULE, str(asked), str(answer)],
+            env=env.child_environment(changes),
+            output=log,
+            title="verify tree",
+            settings=Settings(floor_bytes=plan.resolved.config.memory_floor),
+            notice=lambda _: None,
+        ) as guarded:
             while (code := guarded.job.wait(POLL_S)) is None:
                 guarded.check()
             guarded.check()

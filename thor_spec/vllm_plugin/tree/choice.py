@@ -4,6 +4,7 @@ from typing import Any
 
 from thor_spec.ddtree.shape import TreeShape
 from thor_spec.errors import ConfigError
+from thor_spec.vllm_plugin.one_state import choice as one_state
 from thor_spec.vllm_plugin.options import PluginOptions
 
 
@@ -57,7 +58,15 @@ def require(vllm_config: Any, found: TreeShape) -> None:
         "a KV connector: it takes keys and values before they are in the order of the answer": (
             vllm_config.kv_transfer_config is not None
         ),
+        "full graphs of mixed batches: prompts and trees take different kernels": _captures_mixed(vllm_config),
         "an 8-bit KV cache": str(vllm_config.cache_config.cache_dtype).startswith("fp8"),
     }
+    if vllm_config.model_config.is_hybrid and (why := one_state.obstacle(vllm_config)):
+        raise ConfigError(f"--tree needs one state per sequence, which does not work with {why}.")
     if why := next((why for why, applies in refused.items() if applies), None):
         raise ConfigError(f"--tree does not work with {why}. Leave one of them out.")
+
+
+def _captures_mixed(vllm_config: Any) -> bool:
+    mode = getattr(vllm_config.compilation_config, "cudagraph_mode", None)
+    return mode is not None and mode.mixed_mode().name == "FULL"

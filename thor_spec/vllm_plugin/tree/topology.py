@@ -86,7 +86,7 @@ class Topology:
         self.lengths.zero_()
         self.lengths[:rows] = torch.where(is_verified, batch.seq_lens[:rows], 0)
         at = torch.arange(tokens, device=self.device)
-        row = torch.searchsorted(starts[1 : rows + 1], at, right=True, out_int32=False).clamp(max=rows - 1)
+        row = torch.searchsorted(starts[1 : rows + 1].long(), at, right=True, out_int32=False).clamp(max=rows - 1)
         local = at - starts[row].long()
         inside = is_verified[row] & (local < self.width)
         depth = self.depths[slots[row], local.clamp(max=self.width - 1)]
