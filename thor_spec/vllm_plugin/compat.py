@@ -206,6 +206,7 @@ def _tree(target: str, *signature: str) -> Seam:
 
 _SPEC_DECODE = "vllm.v1.worker.gpu.spec_decode"
 INIT_SPECULATOR = _tree(f"{_SPEC_DECODE}:init_speculator", "vllm_config", "device", "req_states")
+MODEL_RUNNER = _tree("vllm.v1.worker.gpu.model_runner:GPUModelRunner")
 DFLASH_SPECULATOR = _tree(f"{_SPEC_DECODE}.dflash.speculator:DFlashSpeculator", "self", "vllm_config", "device")
 GRAPH_CONTEXT = _tree(
     f"{_SPEC_DECODE}.dflash.speculator:DFlashSpeculator._num_graph_context_tokens", "self", "num_reqs"
@@ -278,6 +279,7 @@ SEAMS = (
     POSTPROCESS_STATE,
     INITIALIZE_KV_CACHE,
     INIT_SPECULATOR,
+    MODEL_RUNNER,
     DFLASH_SPECULATOR,
     GRAPH_CONTEXT,
     PROPOSE,

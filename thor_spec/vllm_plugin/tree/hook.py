@@ -5,8 +5,6 @@ from typing import Any
 
 from thor_spec.vllm_plugin import compat, receipt
 
-_RUNNER = "vllm.v1.worker.gpu.model_runner"  # imports the function by name
-
 
 def install() -> None:
     """Have the runner ask us first. Safe to call again; imports nothing heavy until there is a speculator to make."""
@@ -27,7 +25,8 @@ def install() -> None:
         return stock(vllm_config, device, req_states)
 
     init_speculator.stock = stock  # type: ignore[attr-defined]
-    modules: tuple[Any, ...] = (compat.INIT_SPECULATOR.module(), sys.modules.get(_RUNNER))
+    runner = compat.MODEL_RUNNER.target.partition(":")[0]  # which imports the function by name
+    modules: tuple[Any, ...] = (compat.INIT_SPECULATOR.module(), sys.modules.get(runner))
     for module in modules:
         if module is not None:
             module.init_speculator = init_speculator
