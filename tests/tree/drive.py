@@ -99,6 +99,8 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         "told": watch.told if watch else [],
         "states": digests.found,
     }
+    if runner.model_state.topology is not None:
+        result["counted"] = runner.rejection_sampler._trees.counts.tolist()
     result["faults"] = {}
     for fault in case.get("faults", ()):
         intact.restore()

@@ -111,6 +111,16 @@ class _Collector:
                 for place in range(found[0].shape[2] if found else 0):
                     family.add_metric((rule, str(place)), float(sum(counts[number, i, place] for counts in found)))
             yield family
+        trees = list(counters.read_trees())
+        family = CounterMetricFamily(
+            "thor_spec:trees",
+            "Draft trees that were verified, by the number of their nodes, their depth, and their accepted drafts.",
+            labels=("of", "number"),
+        )
+        for i, name in enumerate(counters.OF_TREES):
+            for number in range(trees[0].shape[1] if trees else 0):
+                family.add_metric((name, str(number)), float(sum(counts[i, number] for counts in trees)))
+        yield family
 
 
 @functools.cache  # the registry refuses a second one

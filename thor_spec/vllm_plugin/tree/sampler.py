@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from thor_spec.vllm_plugin import compat
+from thor_spec.vllm_plugin import compat, counters
 from thor_spec.vllm_plugin.acceptance import RelaxedRejectionSampler
 from thor_spec.vllm_plugin.tree.topology import Topology
 
@@ -49,6 +49,7 @@ class TreeRejectionSampler(RelaxedRejectionSampler):
     def __init__(self, *args: Any, topology: Topology, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._topology = topology
+        self._trees = counters.Writer.of_trees(topology.width, topology.device)
         self._in_order = torch.zeros(0, dtype=torch.int64)
 
     def _verify(
@@ -85,6 +86,7 @@ class TreeRejectionSampler(RelaxedRejectionSampler):
         path, accepted = walk(topology.parents[slots], topology.depths[slots], tokens, chosen)
         topology.path[slots] = path.to(torch.int32)
         topology.accepted[slots] = accepted.to(torch.int32)
+        self._tally(inside, topology.depths[slots], accepted)
         of_path = starts[:-1, None] + path
         rows = torch.arange(len(logits), device=logits.device)
         moved = of_path[_request_of(starts, rows), expanded_local_pos.long()]
@@ -92,6 +94,14 @@ class TreeRejectionSampler(RelaxedRejectionSampler):
         self._in_order = torch.where(is_accepted, moved, rows)
         sampled = torch.where(node < accepted[:, None], chosen.gather(1, path), 0)
         return processed, sampled, accepted.to(torch.int32)
+
+    def _tally(self, inside: torch.Tensor, depths: torch.Tensor, accepted: torch.Tensor) -> None:
+        """Count the rows that have drafts."""
+        nodes = inside.sum(1) - 1
+        found = torch.stack([nodes, torch.where(inside, depths, 0).amax(1).long(), accepted - 1])
+        places = found + torch.arange(len(found), device=found.device)[:, None] * inside.shape[1]
+        self._trees.counts.view(-1).scatter_add_(0, places.flatten(), (nodes > 0).long().repeat(len(found)))
+        self._trees.publish()
 
     def _get_logprobs_tensors(
         self, sampled: torch.Tensor, num_sampled: torch.Tensor, logits: torch.Tensor, *args: Any
