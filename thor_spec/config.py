@@ -93,6 +93,8 @@ class ServeConfig:
     """JSON file of LongRoPE's factors: a list, or ``short_factor`` and ``long_factor``."""
     rope_drafter: RopeDrafter | None = None
     """``same`` (None) rotates the drafter as the target, ``default`` leaves its frequencies."""
+    tree: str | None = None
+    """Draft trees instead of chains: ``N``, ``N,DEPTH`` or widths by level; ``off`` or None drafts chains."""
     canary: CanarySet | None = None
     """``quick`` or ``full``: what the engine must answer before READY; None takes full on a GPU, quick without."""
     dummy_weights: bool = False
@@ -270,6 +272,7 @@ _PROFILE_TYPES: dict[str, type] = {
     "rope_factor": float,
     "rope_factors": str,
     "rope_drafter": str,
+    "tree": str,
     "canary": str,
     "acceptance_floor": float,
     "golden": str,

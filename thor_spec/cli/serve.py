@@ -92,6 +92,14 @@ def serve(
             show_default="auto",
         ),
     ] = None,
+    tree: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft trees: N likeliest nodes, N,DEPTH, or a fixed width per level such as 3,3,3.",
+            metavar="off|N[,DEPTH]|WIDTHS",
+            show_default="off",
+        ),
+    ] = None,
     mode: Annotated[
         str | None,
         typer.Option(
@@ -228,6 +236,7 @@ def serve(
         "accept_delta": accept_delta,
         "state": state,
         "gdn_kernel": gdn_kernel,
+        "tree": tree,
         "mode": mode,
         "threshold": threshold,
         "edit_threshold": edit_threshold,
@@ -300,7 +309,8 @@ def _ready_text(ready: "Ready") -> str:
 
 def _speculation(ready: "Ready") -> str:
     lossy = "" if ready.accept == "exact" else f", accept {ready.accept} (lossy)"
-    return f"{ready.drafter}, K = {ready.draft_tokens}{lossy}" if ready.drafter else "none"
+    drafts = f"tree {ready.tree}" if ready.tree else f"K = {ready.draft_tokens}"
+    return f"{ready.drafter}, {drafts}{lossy}" if ready.drafter else "none"
 
 
 def _margin_text(ready: "Ready") -> str:

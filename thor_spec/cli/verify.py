@@ -46,6 +46,7 @@ def register(app: typer.Typer) -> None:
     for command in (lossless, distribution, controls, prefix_cache):
         name = command.__name__.replace("_", "-")
         group.command(name, epilog=f"Example: thor-spec verify {name} --url http://127.0.0.1:8000")(command)
+    group.command(epilog="Example: thor-spec verify tree ./target --draft ./drafter --tree 16,7 --plant")(tree)
     group.command("all", epilog="Example: thor-spec verify all ./Qwen3.6-35B-A3B --draft ./Qwen3.6-35B-A3B-DFlash")(
         every
     )
@@ -148,6 +149,42 @@ def prefix_cache(
     servers = _Servers(flags, profile, context.obj.rest, url=url)
     asked = {"conversations": conversations, "tie_gap": tie_gap, "control": control or ""}
     _run(("prefix-cache",), servers, asked, out, as_json=as_json)
+
+
+def tree(
+    context: typer.Context,
+    model: Model = None,
+    draft: Draft = None,
+    shape: Annotated[str, typer.Option("--tree", help="Shape of the trees, as serve takes it.", metavar="SHAPE")] = "8",
+    gdn_kernel: Annotated[str | None, typer.Option(help="As serve takes it.", metavar="auto|replay|wy")] = None,
+    kv_cache_memory: KvCache = None,
+    profile: Profile = None,
+    rows: Annotated[int, typer.Option(help="Rows to verify, trees and chains.", min=1)] = 2000,
+    batch: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 4,
+    plant: Annotated[
+        bool, typer.Option("--plant", help="Then plant every violation in turn; each must be seen.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of the schedule.")] = 0,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Count violations of the branch-state invariants in an engine that drafts trees, on every recurrent layer."""
+    from thor_spec import env, record
+    from thor_spec.cli.starting import planned
+    from thor_spec.gates import tree as gate
+
+    flags = {"model": model, "draft": draft, "tree": shape, "gdn_kernel": gdn_kernel, "context": CONTEXT}
+    wanted = {**flags, "kv_cache_memory": kv_cache_memory, "max_seqs": batch, "vllm_args": tuple(context.obj.rest)}
+    plan = planned(wanted, profile).plan
+    given = gate.job(plan, rows=batch, verified_rows=rows, faults=plant, seed=seed)
+    log = env.cache_dir() / "logs" / "verify-tree.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    found = gate.verdict(gate.run(plan, given, log=log))
+    asked = {"rows": rows, "batch": batch, "plant": plant, "seed": seed, "vllm_args": list(context.obj.rest)}
+    result = {"options": {**flags, **asked}, "verdicts": [found.as_dict()], "passed": found.passed}
+    path = record.write("verify-tree", result, folder=out)
+    print(json.dumps({**result, "record": str(path)}) if as_json else _table([found], path))
+    _exit([found])
 
 
 def every(

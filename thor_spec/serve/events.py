@@ -19,6 +19,8 @@ class Ready:
     model: str
     drafter: str | None
     draft_tokens: int
+    tree: str
+    """Shape of draft trees, as ``--tree`` takes it; empty: chains."""
     accept: str
     """Rule for drafts of requests that name none; any other than ``exact`` is lossy."""
     denoise: str

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from thor_spec import env
 from thor_spec.config import DEFAULT_DRAFT_TOKENS, HIDDEN, Resolved, ServeConfig
+from thor_spec.ddtree.shape import TreeShape
 from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.dflash.drafter import Drafter
 from thor_spec.diffusion.settings import FIELDS as DENOISING_FIELDS
@@ -52,6 +53,8 @@ class Plan:
     target: Checkpoint
     drafter: Checkpoint | None
     draft_tokens: int
+    tree: str
+    """Shape of draft trees, as ``--tree`` takes it; empty: chains."""
     context: int
     rope: Scheme | None = None
     """What the target rotates by; None leaves what its configuration says."""
@@ -108,6 +111,7 @@ class Plan:
             "target": str(self.target.path),
             "drafter": str(self.drafter.path) if self.drafter else None,
             "draft_tokens": self.draft_tokens,
+            "tree": self.tree,
             "context": self.context,
             "rope": self.rope.as_dict() if self.rope else None,
             "prefix_caching": self.prefix_caching.described,
@@ -174,6 +178,7 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None, 
         target=target,
         drafter=drafter,
         draft_tokens=draft_tokens,
+        tree=(config.tree or "") if _tree(config) is not None else "",
         context=context,
         rope=scheme,
         argv=argv,
@@ -211,13 +216,34 @@ def _drafter(
             raise ConfigError(
                 f"--draft-tokens needs a drafter, and {config.model} has none of its own. Name it: --draft."
             )
+        if _tree(config) is not None:  # says so itself, if drafting was switched off
+            raise ConfigError(f"--tree needs a drafter, and {config.model} has none of its own. Name it: --draft.")
         return None, 0
     checkpoint = open_checkpoint(name, locate(name, note))
     drafter = Drafter.parse(name, checkpoint.config)
     default = drafter.max_draft_tokens if has_gpu_build() else min(DEFAULT_DRAFT_TOKENS, drafter.max_draft_tokens)
     draft_tokens = config.draft_tokens or default
+    if (shape := _tree(config)) is not None:
+        drafter.require_fit(target.target_shape(), shape.deep(drafter.max_draft_tokens))
+        return checkpoint, shape.nodes
     drafter.require_fit(target.target_shape(), draft_tokens)
     return checkpoint, draft_tokens
+
+
+def _tree(config: ServeConfig) -> TreeShape | None:
+    """Return the shape of draft trees; None: chains. Raises: ConfigError, also for what trees do not go with."""
+    if config.tree is None or (shape := TreeShape.parse(config.tree)) is None:
+        return None
+    clashes = {
+        "--draft none": config.draft == "none",
+        "--draft-tokens: the tree says how many nodes there are": config.draft_tokens is not None,
+        f"--accept {config.accept}: relaxed rules know chains only": config.accept not in (None, "exact"),
+        "--state snapshot: a tree is committed from one state and its record": config.state == "snapshot",
+        "synthetic acceptance": config.synthetic_acceptance is not None,
+    }
+    if why := next((why for why, applies in clashes.items() if applies), None):
+        raise ConfigError(f"--tree {config.tree} does not go with {why}. Leave one of them out.")
+    return shape
 
 
 def _argv(
@@ -270,6 +296,8 @@ def _argv(
     }
     if denoising:
         options["denoise"] = denoising
+    if _tree(config) is not None:
+        options["tree"] = config.tree
     if not gpu:
         options["runner_kernels"] = "torch"
     if config.max_request_bytes is not None:

@@ -3,6 +3,7 @@
 import os
 
 from thor_spec.vllm_plugin import compat, receipt, scheduling
+from thor_spec.vllm_plugin.tree import hook
 
 _MODELS = "thor_spec.vllm_plugin.models"
 
@@ -24,4 +25,5 @@ def activate() -> None:
 
     registration.register()
     scheduling.install(version)  # an engine may be forked from any process, and is not asked again then
+    hook.install()
     receipt.leave(receipt.Receipt(pid=os.getpid(), state="active", vllm=version))

@@ -116,7 +116,7 @@ ARGUMENT_PARSER = Seam(
     drop_when="never: it is vLLM's public interface for offline use",
 )
 SAMPLING_PARAMS = Seam(
-    target="vllm.sampling_params:SamplingParams.from_optional",
+    target="vllm.sampling_params:SamplingParams",
     signature=None,
     why="ask for the log-probabilities of a prompt",
     drop_when="never: it is vLLM's public interface for offline use",
@@ -425,6 +425,43 @@ CPU_PREFILL = _one_state(
     "width",
 )
 
+_TREE = "draft trees instead of chains"
+_TREE_UPSTREAM = "vLLM verifies draft trees on hybrids itself (vllm#54080)"
+
+
+def _tree(target: str, *signature: str) -> Seam:
+    return Seam(target=target, signature=signature or None, why=_TREE, drop_when=_TREE_UPSTREAM)
+
+
+_SPEC_DECODE = "vllm.v1.worker.gpu.spec_decode"
+INIT_SPECULATOR = _tree(f"{_SPEC_DECODE}:init_speculator", "vllm_config", "device", "req_states")
+MODEL_RUNNER = _tree("vllm.v1.worker.gpu.model_runner:GPUModelRunner")
+DFLASH_SPECULATOR = _tree(f"{_SPEC_DECODE}.dflash.speculator:DFlashSpeculator", "self", "vllm_config", "device")
+GRAPH_CONTEXT = _tree(
+    f"{_SPEC_DECODE}.dflash.speculator:DFlashSpeculator._num_graph_context_tokens", "self", "num_reqs"
+)
+PROPOSE = _tree(f"{_SPEC_DECODE}.dflash.speculator:DFlashSpeculator.propose")
+SAMPLE_DRAFT = _tree(f"{_SPEC_DECODE}.speculator:DraftModelSpeculator.sample_draft")
+COMPUTE_DRAFT_LOGITS = _tree(
+    f"{_SPEC_DECODE}.speculator:DraftModelSpeculator.compute_draft_logits", "self", "hidden_states", "spec_step_idx"
+)
+GET_LOGPROBS = _tree(
+    f"{_SPEC_DECODE}.rejection_sampler:RejectionSampler._get_logprobs_tensors",
+    "self",
+    "sampled",
+    "num_sampled",
+    "logits",
+    "cu_num_logits",
+    "cu_num_logits_np",
+    "max_num_logprobs",
+)
+NO_LOGPROBS = _tree("vllm.v1.worker.gpu.sample.states:NO_LOGPROBS")
+ATTENTION_LAYER = _tree("vllm.model_executor.layers.attention.attention:Attention")
+LLM = _tree("vllm.entrypoints.llm:LLM")
+PREPARE_DUMMY_INPUTS = _tree(
+    "vllm.v1.worker.gpu.model_states.default:DefaultModelState.prepare_dummy_inputs", "self", "num_reqs", "num_tokens"
+)
+
 SEAMS = (
     MODEL_REGISTRY,
     REGISTER_MODEL,
@@ -476,6 +513,18 @@ SEAMS = (
     FUSED_EXPERTS,
     OVERRIDE_MOE_CONFIG,
     MOE_CONFIG_FILE,
+    INIT_SPECULATOR,
+    MODEL_RUNNER,
+    DFLASH_SPECULATOR,
+    GRAPH_CONTEXT,
+    PROPOSE,
+    SAMPLE_DRAFT,
+    COMPUTE_DRAFT_LOGITS,
+    GET_LOGPROBS,
+    NO_LOGPROBS,
+    ATTENTION_LAYER,
+    LLM,
+    PREPARE_DUMMY_INPUTS,
 )
 EVAL_SEAMS = (OFFLINE_ENGINE, ENGINE_ARGUMENTS, ARGUMENT_PARSER, SAMPLING_PARAMS)
 ROPE_SEAMS = (ROTARY, MROTARY, ROTARY_TABLE, DFLASH_BUFFERS)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from thor_spec.config import RopeDrafter
+from thor_spec.ddtree.shape import TreeShape
 from thor_spec.dflash.acceptance import DELTA, EPS, Acceptance, Rule
 from thor_spec.diffusion import settings
 from thor_spec.errors import ConfigError
@@ -17,9 +18,12 @@ CONTROL_KEY = "thor_spec_control"
 """In ``vllm_xargs``: what is to be corrupted, where the server allows that."""
 DENOISE_KEYS = {f"thor_spec_{name}": name for name in settings.FIELDS}
 """Likewise, to a block-diffusion model."""
+TREE_KEY = "thor_spec_tree"
+TREES = ("on", "chain")
+"""Whether a request drafts what the server does; in ``vllm_xargs``, where it does not."""
 RunnerKernels = Literal["triton", "torch"]
 State = Literal["auto", "reconstruct", "snapshot"]
-GDNKernel = Literal["auto", "replay", "wy"]
+GDNKernel = Literal["auto", "replay", "wy", "torch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,10 @@ class PluginOptions:
     """``reconstruct`` keeps one recurrent state per sequence, ``snapshot`` one per draft position as vLLM does;
     ``auto`` reconstructs where nothing forbids it."""
     gdn_kernel: GDNKernel = "auto"
-    """How drafts are verified on Gated-DeltaNet layers with ``reconstruct``; see ``kernels.gdn_verify``."""
+    """How drafts are verified on Gated-DeltaNet layers with ``reconstruct``; see ``kernels.gdn_verify``. ``torch`` is
+    for tests on a CPU."""
+    tree: str = "off"
+    """Shape of draft trees; see ``ddtree.shape``."""
     rope: Mapping[str, Any] | None = None
     """A ``rope.scheme.Scheme``; None leaves vLLM's own tables."""
     rope_drafter: RopeDrafter = "same"
@@ -61,8 +68,7 @@ class PluginOptions:
             raise ConfigError(
                 f"thor_spec.rope_drafter={self.rope_drafter!r} is not one of {', '.join(get_args(RopeDrafter))}."
             )
-        self.acceptance  # noqa: B018  # checks the three
-        self.denoising  # noqa: B018
+        self.acceptance, self.denoising, self.tree_shape  # noqa: B018  # check their fields
         self.scheme("target")
 
     @property
@@ -83,6 +89,11 @@ class PluginOptions:
         if role == "drafter" and self.rope_drafter == "default":
             return Scheme(native=scheme.native, factor=scheme.factor)
         return scheme
+
+    @property
+    def tree_shape(self) -> TreeShape | None:
+        """The shape of trees; None: chains. Raises: ConfigError."""
+        return TreeShape.parse(self.tree)
 
     @classmethod
     def parse(cls, additional_config: Mapping[str, Any]) -> "PluginOptions":
