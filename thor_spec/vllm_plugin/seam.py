@@ -59,7 +59,7 @@ class Seam:
     def _moved(self, what: str) -> str:
         return (
             f"{what} (found vLLM {version()}, tested with {' and '.join(TESTED_VERSIONS)}). Used to {self.why}. "
-            f"Install a tested version, or update thor_spec/vllm_plugin/compat.py."
+            "Install a tested version, or update thor_spec/vllm_plugin/compat."
         )
 
 
