@@ -12,6 +12,7 @@ from thor_spec.errors import ConfigError
 
 Origin = Literal["flag", "profile", "default"]
 CanarySet = Literal["quick", "full"]
+RopeDrafter = Literal["same", "default"]
 
 CONTROLS = {
     "state-slot": "the recurrent state that a step starts from has the wrong sign, in one layer",
@@ -24,6 +25,13 @@ CONTROLS = {
     "sharpened": "logits are scaled by 1.5, which a greedy answer does not show",
 }
 """What a request may have corrupted where the server was started with ``allow_controls``; gates must see it."""
+CACHED_CONTROLS = {
+    "cached-state": "the cached recurrent state that a request goes on from has the wrong sign, in one layer",
+    "cached-window": "the cached convolution window has, in one layer",
+    "cached-keys": "the cached keys and values have, in one layer of the target",
+    "cached-drafts": "the cached keys and values of the drafter have, which changes no token: acceptance falls",
+}
+"""The same where prefixes are cached; a request must name a ``cache_salt``, so that nobody else is given any of it."""
 DEFAULT_MODEL = "tiny-hybrid"
 DEFAULT_DRAFT_TOKENS = 7
 HIDDEN = "(hidden)"
@@ -75,6 +83,18 @@ class ServeConfig:
     """Of a block-diffusion model: probability above which a token is replaced; 1 replaces none."""
     max_denoise_steps: int | None = None
     """Of a block-diffusion model: steps after which a block is filled whatever the thresholds say."""
+    rope: str | None = None
+    """How positions are told apart; None leaves it to the checkpoint. See ``rope.scheme``."""
+    rope_native: int | None = None
+    """Context that the model was trained with, in tokens; None reads it from the checkpoint."""
+    rope_factor: float | None = None
+    """How many times the native context is usable; None takes 1."""
+    rope_factors: Path | None = None
+    """JSON file of LongRoPE's factors: a list, or ``short_factor`` and ``long_factor``."""
+    rope_drafter: RopeDrafter | None = None
+    """``same`` (None) rotates the drafter as the target, ``default`` leaves its frequencies."""
+    tree: str | None = None
+    """Draft trees instead of chains: ``N``, ``N,DEPTH`` or widths by level; ``off`` or None drafts chains."""
     canary: CanarySet | None = None
     """``quick`` or ``full``: what the engine must answer before READY; None takes full on a GPU, quick without."""
     dummy_weights: bool = False
@@ -87,6 +107,10 @@ class ServeConfig:
     """JSON file of prompts and the beginnings of their greedy answers, which the canary compares."""
     allow_controls: bool = False
     """Let requests ask for planted corruption, on which gates prove themselves. Never for a server that others use."""
+    record: Path | None = None
+    """File to which chat requests are appended, for ``bench agent``; texts are replaced by letters drawn from them."""
+    record_contents: bool = False
+    """Record the texts as they are."""
     log_file: Path | None = None
     wait: bool = False
     """Wait for the device instead of exiting when another job holds it."""
@@ -124,6 +148,10 @@ class ServeConfig:
                 raise ConfigError(f"--{name.replace('_', '-')} {given} is not one of {', '.join(known)}.")
         if self.state == "snapshot" and self.gdn_kernel is not None:
             raise ConfigError("--gdn-kernel has no meaning with --state snapshot. Leave one of them out.")
+        if self.rope_drafter is not None and self.rope_drafter not in get_args(RopeDrafter):
+            raise ConfigError(f"--rope-drafter {self.rope_drafter} is not one of {', '.join(get_args(RopeDrafter))}.")
+        if self.record_contents and self.record is None:
+            raise ConfigError("--record-contents goes with --record. Name the file there, or leave it out.")
         if self.acceptance_floor is not None and self.acceptance_floor < 1:
             raise ConfigError(
                 f"--acceptance-floor {self.acceptance_floor:g} must be at least 1: each verify step emits a token."
@@ -136,7 +164,7 @@ class ServeConfig:
             raise ConfigError("--api-key and --api-key-file exclude each other. Leave one of them out.")
         if self.node_rank is not None and self.node_rank < 0:
             raise ConfigError(f"--node-rank {self.node_rank} must not be negative.")
-        positive = ("context", "max_seqs", "kv_cache_memory", "max_request_bytes")
+        positive = ("rope_native", "context", "max_seqs", "kv_cache_memory", "max_request_bytes")
         for name in (*positive, "tensor_parallel", "pipeline_parallel", "data_parallel", "nnodes"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -175,7 +203,7 @@ def resolve(
 
     Raises: ConfigError, naming the file and the field.
     """
-    named = _read_profile(profile) if isinstance(profile, Path) else dict(profile or {})
+    named = read_profile(profile) if isinstance(profile, Path) else dict(profile or {})
     given = {name: value for name, value in flags.items() if value is not None}
     if given.get("vllm_args") and named.get("vllm_args"):
         given["vllm_args"] = (*named["vllm_args"], *given["vllm_args"])
@@ -186,7 +214,8 @@ def resolve(
     return Resolved(config=ServeConfig(**{**(defaults or {}), **named, **given}), origins=origins)
 
 
-def _read_profile(path: Path) -> dict[str, Any]:
+def read_profile(path: Path) -> dict[str, Any]:
+    """Return the options in a plain YAML file, by field name. Raises: ConfigError, naming the file and the field."""
     import yaml  # here, because every command imports this module and few read a profile
 
     try:
@@ -206,7 +235,7 @@ def _read_profile(path: Path) -> dict[str, Any]:
             value = values[name] = float(value)
         if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
             raise ConfigError(f"{path}: {name} must be {expected.__name__}, not {type(value).__name__}.")
-    for name in ("log_file", "golden", "api_key_file"):
+    for name in ("log_file", "golden", "api_key_file", "rope_factors", "record"):
         if name in values:
             values[name] = Path(values[name])
     if "environment" in values:
@@ -238,10 +267,18 @@ _PROFILE_TYPES: dict[str, type] = {
     "threshold": float,
     "edit_threshold": float,
     "max_denoise_steps": int,
+    "rope": str,
+    "rope_native": int,
+    "rope_factor": float,
+    "rope_factors": str,
+    "rope_drafter": str,
+    "tree": str,
     "canary": str,
     "acceptance_floor": float,
     "golden": str,
     "allow_controls": bool,
+    "record": str,
+    "record_contents": bool,
     "log_file": str,
     "wait": bool,
     "tensor_parallel": int,

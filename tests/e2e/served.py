@@ -59,9 +59,22 @@ class Served:
             time.sleep(0.02)
 
     def metric(self, name: str) -> float:
+        """One figure once it has settled: the engine answers first and publishes then."""
+        now = self._metric(name)
+        while now != (later := self._metric(name)):
+            now = later
+        return now
+
+    def _metric(self, name: str) -> float:
         from thor_spec.serve.metrics import totals
 
+        time.sleep(0.15)
         return totals(httpx.get(f"{self.url}/metrics").text).get(name, 0.0)
+
+    def wait_metric(self, name: str, value: float, timeout_s: float = 30) -> None:
+        deadline = time.monotonic() + timeout_s
+        while (now := self._metric(name)) != value:
+            assert time.monotonic() < deadline, f"{name} is {now}, not {value}"
 
     @property
     def url(self) -> str:

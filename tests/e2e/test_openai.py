@@ -1,7 +1,6 @@
 """Everyday requests through the OpenAI client, against the default of ``thor-spec serve``."""
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -133,10 +132,7 @@ def test_an_invalid_request_is_refused_and_the_server_lives_on(
 def test_a_client_that_leaves_frees_its_sequence(client: openai.OpenAI, hybrid: Served) -> None:
     stream = complete(client, "Tell me a long story", stream=True, max_tokens=1900, extra_body={"ignore_eos": True})
     next(iter(stream))
-    assert hybrid.metric("vllm:num_requests_running") == 1
+    hybrid.wait_metric("vllm:num_requests_running", 1)
     stream.close()
-    deadline = time.monotonic() + 20
-    while hybrid.metric("vllm:num_requests_running"):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    hybrid.wait_metric("vllm:num_requests_running", 0)
     assert complete(client, "next", max_tokens=2).usage.completion_tokens == 2

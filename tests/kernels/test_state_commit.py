@@ -74,6 +74,13 @@ def a_step(seed: int, device: str, block_size: int) -> tuple[Step, list[torch.Te
     return Step(**{name: x.to(device) for name, x in {**given, "computed": computed}.items()}), tables
 
 
+def a_path(seed: int, device: str) -> torch.Tensor:
+    """Rising nodes of each row, the root first, in rows that are wider than what is read."""
+    rng = random.Random(seed)
+    paths = [[0, *sorted(rng.choices(range(1, N), k=N - 1)), 77] for _ in range(ROWS)]
+    return torch.tensor(paths, dtype=torch.int32).to(device)
+
+
 def planned(module: Any, of: tuple[Step, list[torch.Tensor]], device: str, block_size: int) -> Plan:
     plan = Plan.allocate(groups=2, rows=ROWS + 2, device=device)
     for buffer in (plan.accepted, plan.cut, plan.slots, plan.cut_slots):
@@ -99,10 +106,11 @@ def check(module: Any, seed: int, device: str, *, block_size: int = 4) -> int:
         layer.state[free] = math.nan  # what nobody owns is neither read nor written
         layer.window[free] = math.nan
     ours = [copy_of(layer) for layer in theirs]
-    module.commit_states(Layers.of(ours), want, rows=ROWS)
-    module.commit_windows(Layers.of(ours), want, rows=ROWS)
-    reference.commit_states(Layers.of(theirs), want, rows=ROWS)
-    reference.commit_windows(Layers.of(theirs), want, rows=ROWS)
+    path = a_path(seed, device) if seed % 2 else None
+    module.commit_states(Layers.of(ours), want, rows=ROWS, path=path)
+    module.commit_windows(Layers.of(ours), want, rows=ROWS, path=path)
+    reference.commit_states(Layers.of(theirs), want, rows=ROWS, path=path)
+    reference.commit_windows(Layers.of(theirs), want, rows=ROWS, path=path)
     for mine, right in zip(ours, theirs, strict=True):
         assert_same_bits("windows", right.window.contiguous(), mine.window.contiguous())
         torch.testing.assert_close(mine.state, right.state, rtol=1e-5, atol=1e-6, equal_nan=True)
@@ -165,8 +173,10 @@ def test_layers_of_other_shapes_are_refused() -> None:
         ("(boundary > before)", "(boundary >= before)"),
         ("boundary // BLOCK_SIZE - 1, mask", "boundary // BLOCK_SIZE, mask"),
         ("tl.maximum(seq_len - 1, 0) // BLOCK_SIZE", "after // BLOCK_SIZE"),
-        ("count - first, accepted", "count, accepted"),
-        ("rows, first, count - first", "rows, first * 0, count - first"),
+        ("count - first, own", "count, own"),
+        ("offset = first\n", "offset = first * 0\n"),
+        ("own += first", "own += 0"),
+        ("node = tl.load(path + at", "node = at + 0 * tl.load(path + at"),
         ("group = tl.load(entry + 7) * PLAN_STRIDE", "group = tl.load(entry + 7) * 0"),
         ("saved = _window_after(first", "saved = _window_after(count"),
         ("saves = (first > 0) & (target > 0)", "saves = target < 0"),

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from thor_spec.config import CONTROLS
-from thor_spec.errors import ConfigError
-from thor_spec.vllm_plugin.controls import Controls, for_engine
+from thor_spec.config import CACHED_CONTROLS, CONTROLS
+from thor_spec.vllm_plugin.cached_controls import CachedControls
+from thor_spec.vllm_plugin.controls import Controls
 from thor_spec.vllm_plugin.options import CONTROL_KEY
 
 ASKS, IS_HONEST = 5, 2  # request slots
@@ -21,9 +21,8 @@ def made(kind: str) -> tuple[Controls, Any, tuple[torch.Tensor, torch.Tensor]]:
     cache = (torch.randn(8, 6, 4, generator=g), torch.randn(8, 2, 3, 3, generator=g))
     config = SimpleNamespace(
         compilation_config=SimpleNamespace(static_forward_context={"gdn": SimpleNamespace(kv_cache=cache)}),
-        cache_config=SimpleNamespace(enable_prefix_caching=False),
     )
-    controls = for_engine(config)
+    controls = Controls(config)
     controls.add(ASKS, {CONTROL_KEY: kind})
     controls.add(IS_HONEST, None)
     batch = SimpleNamespace(
@@ -160,7 +159,59 @@ def test_whoever_asks_for_nothing_gets_nothing(kind: Any) -> None:
     assert not logits.any()
 
 
-def test_cached_prefixes_would_spread_corruption() -> None:
-    config = SimpleNamespace(cache_config=SimpleNamespace(enable_prefix_caching=True))
-    with pytest.raises(ConfigError, match="exclude each other"):
-        for_engine(config)
+def cached(kind: str, computed: int = 8) -> tuple[Any, dict[str, Any]]:
+    """A step of one request, 8 tokens of which come from the cache in blocks of 4, after corruption; and the caches."""
+    caches = {
+        "model.layers.0.linear": SimpleNamespace(kv_cache=(torch.ones(6, 2, 3), torch.ones(6, 2, 2))),
+        "model.layers.1.attn": SimpleNamespace(kv_cache=torch.ones(2, 12, 5)),  # two kernel blocks in one of the pool
+        "model.layers.2.attn": SimpleNamespace(kv_cache=torch.ones(2, 12, 5)),  # the drafter's
+    }
+    config = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context=caches),
+        model_config=SimpleNamespace(hf_text_config=SimpleNamespace(num_hidden_layers=2)),
+    )
+    controls = CachedControls(config)
+    controls.add(IS_HONEST, None, computed)
+    controls.add(ASKS, {CONTROL_KEY: kind}, computed)
+    groups = [
+        SimpleNamespace(layer_names=[name], kv_cache_spec=SimpleNamespace(block_size=4, **more))
+        for name, more in zip(caches, ({"mamba_type": "gdn"}, {}, {}), strict=True)
+    ]
+    tables = (
+        torch.tensor([[1, 2, 0], [3, 4, 0]]),
+        torch.tensor([[2, 3, 4, 5, 0], [6, 7, 8, 9, 0]]),
+        torch.tensor([[2, 3, 4, 5, 0], [6, 7, 8, 9, 0]]),
+    )
+    step = lambda: controls.before_step(  # noqa: E731
+        np.array([IS_HONEST, ASKS]), tables, SimpleNamespace(kv_cache_groups=groups, num_blocks=6)
+    )
+    step()
+    return step, {name.split(".")[2]: layer.kv_cache for name, layer in caches.items()}
+
+
+def negative(cache: torch.Tensor, dim: int) -> list[int]:
+    return [i for i in range(cache.shape[dim]) if (cache.select(dim, i) < 0).all()]
+
+
+@pytest.mark.parametrize("kind", CACHED_CONTROLS)
+def test_what_a_request_is_given_from_the_cache(kind: str) -> None:
+    step, caches = cached(kind)
+    window, state = caches["0"]
+    found = negative(window, 0), negative(state, 0), negative(caches["1"], 1), negative(caches["2"], 1)
+    assert (
+        found
+        == {
+            "cached-window": ([4], [], [], []),
+            "cached-state": ([], [4], [], []),
+            "cached-keys": ([], [], [6, 7, 8, 9], []),
+            "cached-drafts": ([], [], [], [6, 7, 8, 9]),
+        }[kind]
+    )
+    step()  # only the first step of a request
+    assert (negative(window, 0), negative(state, 0), negative(caches["1"], 1), negative(caches["2"], 1)) == found
+
+
+@pytest.mark.parametrize(("kind", "computed"), [("cached-state", 0), ("state-slot", 8), ("", 8)])
+def test_what_is_not_from_the_cache_is_left_alone(kind: str, computed: int) -> None:
+    _, caches = cached(kind, computed)
+    assert not any((cache < 0).any() for cache in (*caches["0"], caches["1"], caches["2"]))

@@ -12,7 +12,7 @@ from tests.checkpoints import DRAFTER, HYBRID, MakeCheckpoint
 from thor_spec.config import resolve
 from thor_spec.errors import ConfigError, EngineStartError, PlatformError
 from thor_spec.serve import plan as planning
-from thor_spec.serve import preflight
+from thor_spec.serve import prefix_caching, preflight
 from thor_spec.serve.checkpoint import open_checkpoint
 from thor_spec.serve.plan import Plan, make_plan
 from thor_spec.vllm_plugin import compat
@@ -74,6 +74,36 @@ def test_without_speculation(make: Callable[..., Plan]) -> None:
     assert (plan.drafter, plan.draft_tokens) == (None, 0)
     assert "--speculative-config" not in plan.argv
     assert "--no-enable-prefix-caching" not in plan.argv
+
+
+def test_prefixes_are_cached_after_the_gate_was_green(
+    make: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("THOR_SPEC_STATE_DIR", str(tmp_path))
+    plan = make()
+    assert not plan.prefix_caching.on
+    assert "not checked here" in plan.prefix_caching.why
+    assert "--no-enable-prefix-caching" in plan.argv
+
+    def remember(*, passed: bool) -> None:
+        assert plan.drafter
+        prefix_caching.remember(
+            plan.resolved.config, plan.target, plan.drafter, plan.draft_tokens, passed=passed, utc="2026-01-02"
+        )
+
+    remember(passed=True)
+    assert make().prefix_caching.described == "on (`verify prefix-cache` was green on 2026-01-02)"
+    assert "--enable-prefix-caching" in make().argv
+    assert value(make(), "--prefix-cache-retention-interval") == "0"
+    # Another K, engine or state was not asked; what changes no number was.
+    for changed in ({"draft_tokens": 3}, {"state": "snapshot"}, {"vllm_args": ("--kv-cache-dtype", "fp8")}):
+        assert not make(**changed).prefix_caching.on, changed
+    assert make(port=9000, max_seqs=2, vllm_args=("--seed", "3")).prefix_caching.on
+    assert not make(allow_controls=True).prefix_caching.on
+    declined = make(vllm_args=("--no-enable-prefix-caching",))
+    assert (declined.prefix_caching.why, declined.argv.count("--no-enable-prefix-caching")) == ("declined", 1)
+    remember(passed=False)
+    assert make().prefix_caching.described == "off (`verify prefix-cache` was red on 2026-01-02)"
 
 
 def test_passed_arguments_replace_defaults_but_not_options(make: Callable[..., Plan]) -> None:

@@ -23,6 +23,7 @@ from thor_spec.errors import (
     PlatformError,
 )
 from thor_spec.guard.locks import ADMISSION, LockDirectory
+from thor_spec.rope.scheme import Scheme
 from thor_spec.serve import supervisor
 from thor_spec.serve.events import Ready
 from thor_spec.serve.phases import Phase
@@ -130,6 +131,12 @@ def test_what_goes_wrong_before_ready(
     with nothing_left_behind(port), pytest.raises(error, match=says):
         supervisor.serve(plan(fault), recorder)
     assert recorder.was_ready is None
+
+
+def test_a_rope_type_that_the_engine_ignores_stops_the_start(plan: Callable[..., Plan], port: int) -> None:
+    asked = replace(plan(), rope=Scheme(type="yarn", native=1024, factor=2.0))
+    with nothing_left_behind(port), pytest.raises(PlatformError, match=r"--rope was ignored: .*'yarn'.* its own"):
+        supervisor.serve(asked, Recorder())
 
 
 def test_row04_an_engine_that_dies_while_serving(plan: Callable[..., Plan], port: int) -> None:

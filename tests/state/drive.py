@@ -21,9 +21,89 @@ ENVIRONMENT = {
 
 def main() -> None:
     os.environ.update(ENVIRONMENT)
-    print(json.dumps([(generate if "requests" in case else run)(case) for case in json.loads(sys.argv[1])]))
+    print(json.dumps([_kind(case)(case) for case in json.loads(sys.argv[1])]))
     sys.stdout.flush()
     os._exit(0)  # engines that were broken on purpose do not end in good order
+
+
+def _kind(case: dict[str, Any]) -> Any:
+    return converse if "without" in case else generate if "requests" in case else run
+
+
+def converse(case: dict[str, Any]) -> list[dict[str, Any]]:
+    """Play conversations cold and warm, ``without`` one of the scheduler's mends; return what was the same."""
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    from thor_spec.vllm_plugin import compat, scheduling, seam
+
+    if case["without"]:
+        mend = getattr(compat, case["without"])
+        setattr(mend.owner(), mend.resolve().__name__, mend.resolve().__wrapped__)
+    llm = LLM(
+        case["target"],
+        max_model_len=2048,
+        max_num_seqs=4,
+        enforce_eager=True,
+        kv_cache_memory_bytes=64 << 20,
+        enable_prefix_caching=True,
+        seed=0,
+        skip_tokenizer_init=True,
+        speculative_config={"method": "dflash", "model": case["drafter"], "num_speculative_tokens": case["drafts"]},
+        additional_config=additional({}),
+    )
+    found = _played(llm)
+    del llm
+    cleanup_dist_env_and_memory()
+    gc.collect()
+    scheduling.install(seam.version())
+    return found
+
+
+def _played(llm: Any) -> list[dict[str, Any]]:
+    import random
+    import uuid
+
+    from vllm import SamplingParams
+
+    from tests.state.schedule import TOKENS
+    from thor_spec.gates import conversations
+    from thor_spec.vllm_plugin import reasons
+
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    block = scheduler.block_size
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0, detokenize=False)
+
+    def ask(prompt: Any, salt: str) -> tuple[list[int], list[float], int]:
+        (found,) = llm.generate([{"prompt_token_ids": list(prompt), "cache_salt": salt}], greedy, use_tqdm=False)
+        answer = found.outputs[0]
+        return (
+            list(answer.token_ids),
+            [e.logprob for place in answer.logprobs for e in place.values()],
+            found.num_cached_tokens,
+        )
+
+    rng = random.Random(1)
+    texts = [(TOKENS * 9)[(start := rng.randrange(len(TOKENS))) : start + 3 * block] for _ in range(4)]
+    history = texts[0][: block - 1]
+    played = [
+        lambda answers: history if not answers else [*history, *answers[0], *texts[len(answers)][: block // 2]],
+        lambda answers: texts[3][: 3 * block - 8],
+    ]  # fmt: skip
+    found = []
+    for following, count in zip(played, (3, 2), strict=True):
+        asked: list[Any] = []
+        cold: list[Any] = []
+        for _ in range(count):
+            asked.append(tuple(following([answer[0] for answer in cold])))
+            cold.append(ask(asked[-1], uuid.uuid4().hex))
+        salt = uuid.uuid4().hex
+        for number, prompt in enumerate(asked):
+            warm = ask(prompt, salt)
+            least = conversations.reusable(asked, number, block)
+            found.append({"same": warm[:2] == cold[number][:2], "reused": warm[2], "least": least, "block": block})
+    counted = scheduler.kv_cache_manager.thor_spec_account.table[:, 0].tolist()
+    return [*found, dict(zip(reasons.REASONS, counted, strict=True))]
 
 
 def additional(options: dict[str, Any]) -> dict[str, Any]:
@@ -87,14 +167,11 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     """Build an engine, run one schedule, take it down."""
     import torch
     from vllm import LLM
-    from vllm.config.speculative import SpeculativeConfig
     from vllm.distributed import cleanup_dist_env_and_memory
 
     from tests.state import faults, schedule, watch
 
     drafts, caching = case["drafts"], case["caching"]
-    # vLLM 0.32 leaves out the last block of a hit, which 0.33 does no more: with DFlash, it is good.
-    SpeculativeConfig.use_eagle_block_drop = lambda self: False  # type: ignore[method-assign]
     if case.get("interpreted_snapshots"):
         from thor_spec.vllm_plugin import compat
         from thor_spec.vllm_plugin.one_state import choice
@@ -112,6 +189,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         tensor_parallel_size=case.get("tp", 1),
         kv_cache_memory_bytes=case["cache_bytes"],
         enable_prefix_caching=caching,
+        prefix_cache_retention_interval=None,  # states of every boundary, those of answers too
         seed=0,
         skip_tokenizer_init=True,
         speculative_config={

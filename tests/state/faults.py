@@ -31,7 +31,7 @@ def _told(runner: Any) -> None:
     hybrid = type(state).__mro__[1:]
 
     def postprocess(idx_mapping: Any, num_sampled: Any, computed: Any = None) -> None:
-        state._steps.commit(idx_mapping, computed)
+        state.steps.commit(idx_mapping, computed)
         stock = next(base.postprocess_state for base in hybrid if "postprocess_state" in vars(base))
         stock(state, idx_mapping, num_sampled, computed)
 

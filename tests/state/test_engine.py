@@ -89,8 +89,7 @@ def test_schedules_had_everything(both: list[tuple[Result, Result]]) -> None:
         assert 0 < r["worst"]["decode"] < 1e-4
         assert r["watched"] > 1000
     assert any("8" in r["rows"] for r in runs)
-    # States saved while decoding are looked at in their blocks: without scheduling ahead, vLLM 0.32 gives such a block
-    # away before another request could find it.
+    assert checked["restored, within a step"] > 0
     assert checked["saved, within a step"] > 5
     assert checked["saved, end of a step"] > 0
     assert checked["restored, prompt"] > 0

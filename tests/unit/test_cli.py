@@ -17,6 +17,7 @@ from thor_spec.known import combinations
 
 COMMANDS = (
     *("serve", "train", "train drafter", "tune", "tune moe", "run", "status", "stop", "top"),
+    *("eval ppl", "eval longppl", "eval niah", "eval ruler"),
     *("plan", "profiles list", "profiles show", "profiles check"),
     *("reap", "doctor", "service print", "version"),
 )
@@ -56,6 +57,9 @@ def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[st
         (["train", "drafter", "/nowhere", "--out", "x"], 2, "Missing option"),
         (["tune", "moe", "/nowhere", "--out", "x"], 2, "No checkpoint at /nowhere"),
         (["tune", "moe", "x", "--out", "x", "--timeout", "0"], 2, "must be positive"),
+        (["serve", "--rope-factor", "2", "--dry-run"], 2, "--rope-factor needs a type"),
+        (["eval", "ppl", "/nowhere", "--length", "128", "--out", "x"], 2, "No checkpoint at /nowhere"),
+        (["eval", "niah", "/nowhere", "--length", "128", "--out", "x", "--rope", "ntk"], 2, "--rope ntk is not one of"),
         (["run"], 2, "needs a command after --"),
         (["run", "--mount", "/", "--", "true"], 2, "Name its image with --container"),
         (["run", "--container", "vllm:latest", "--", "true"], 13, "not named by digest"),

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from thor_spec.config import CACHED_CONTROLS, CONTROLS
 from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.diffusion.settings import Denoising
 from thor_spec.errors import ConfigError
@@ -41,13 +42,21 @@ def test_extra_arguments_that_are_no_object_are_refused(extra: object) -> None:
 
 def test_corruption_is_planted_only_where_the_server_allows_it() -> None:
     body = json.dumps({"thor_spec": {"control": "kv-rows"}}).encode()
-    found, rule = rewritten(body, SERVER, controls=True)
+    found, rule = rewritten(body, SERVER, controls=CONTROLS)
     assert json.loads(found) == {"vllm_xargs": {"thor_spec_control": "kv-rows"}}
     assert rule == SERVER
     with pytest.raises(ConfigError, match="no option control"):
         rewritten(body, SERVER)
     with pytest.raises(ConfigError, match="control='x' is not one of state-slot"):
-        rewritten(json.dumps({"thor_spec": {"control": "x"}}).encode(), SERVER, controls=True)
+        rewritten(json.dumps({"thor_spec": {"control": "x"}}).encode(), SERVER, controls=CONTROLS)
+
+
+def test_a_cache_is_corrupted_only_under_a_salt() -> None:
+    body = {"thor_spec": {"control": "cached-state"}}
+    with pytest.raises(ConfigError, match="needs a cache_salt"):
+        rewritten(json.dumps(body).encode(), SERVER, controls=CACHED_CONTROLS)
+    found, _ = rewritten(json.dumps({**body, "cache_salt": "mine"}).encode(), SERVER, controls=CACHED_CONTROLS)
+    assert json.loads(found)["vllm_xargs"] == {"thor_spec_control": "cached-state"}
 
 
 def test_settings_of_blocks_travel_in_the_extra_arguments() -> None:

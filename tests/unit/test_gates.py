@@ -167,7 +167,7 @@ def test_a_server_without_speculation_is_refused() -> None:
 
 
 def test_the_registry_knows_every_gate() -> None:
-    assert list(registry.GATES) == ["lossless", "distribution", "controls"]
+    assert list(registry.GATES) == ["lossless", "distribution", "controls", "prefix-cache"]
     with pytest.raises(ConfigError, match="There is no gate x"):
         registry.named(("lossless", "x"))
     assert len(prompts.read()) == prompts.COUNT == len(set(prompts.read()))

@@ -45,7 +45,25 @@ def call(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]
 
 
 def test_the_bundled_ones() -> None:
-    assert tuple(catalogue.paths()) == NAMES
+    assert tuple(catalogue.paths()) == ("agent", *NAMES)
+
+
+def test_a_layer_lies_over_a_models_profile() -> None:
+    model = catalogue.get("qwen3.6-35b-a3b").options()
+    merged = catalogue.layered(["qwen3.6-35b-a3b", "agent"])
+    assert isinstance(merged, dict)
+    assert (merged["model"], model["max_seqs"], merged["max_seqs"]) == (model["model"], 1, 4)
+    assert merged["vllm_args"] == (*model["vllm_args"], "--max-num-batched-tokens", "4096")
+    assert merged["environment"] == model["environment"]
+    assert catalogue.layered(["agent"]) == catalogue.get("agent").options()
+    assert catalogue.layered([]) is None
+
+
+def test_a_plain_file_may_lie_over_a_profile(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("max-seqs: 2\nenvironment: {A: b}\n")
+    merged = catalogue.layered(["nano", str(tmp_path / "mine.yaml")])
+    assert isinstance(merged, dict)
+    assert (merged["model"], merged["max_seqs"], merged["environment"]) == ("tiny-hybrid", 2, {"A": "b"})
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -159,7 +177,7 @@ def test_show_has_confidence_and_source(capsys: pytest.CaptureFixture[str]) -> N
 def test_an_unknown_name_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = call(capsys, "profiles", "show", "qwen9")
     assert code == 2
-    assert "Known: llada2.1-mini, nano" in err
+    assert "Known: agent, llada2.1-mini, nano" in err
     assert "no profile qwen9" in call(capsys, "serve", "--profile", "qwen9")[2]
 
 

@@ -20,6 +20,8 @@ _COMMON = {
     "golden",
     "canary",
     "allow_controls",
+    "record",
+    "record_contents",
     "dummy_weights",
     "synthetic_acceptance",
 }
@@ -28,6 +30,7 @@ KEYS = (*REQUEST_KEYS, *SERVER_KEYS, "url")
 FOLLOWS = {
     "draft": ("draft_tokens", "drafter", "additional_config", "middleware", "speculative_config"),
     "draft_tokens": ("speculative_config",),
+    "tree": ("draft_tokens", "speculative_config", "additional_config"),
     "model": ("target", "drafter", "draft_tokens", "speculative_config", "served_model", "context"),
 }
 """What may change because something else was declared to."""

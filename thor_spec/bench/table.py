@@ -45,6 +45,19 @@ def _cell(found: Mapping[str, Any] | None, form: str) -> str:
     return text
 
 
+def agent(summary: Mapping[str, Any]) -> tuple[Row, list[Row]]:
+    """Return head and rows of an agent benchmark, a row for each arm."""
+    head = ["arm", "seconds", "times faster", "reused", "TTFT s, first and later turns", "τ by depth"]
+    rows: list[Row] = []
+    for name, found in summary.items():
+        first, *later = found["ttft_s_by_turn"]
+        depths = ", ".join(f"{depth} {tau:.2f}" for depth, tau in found["tau_by_depth"].items())
+        rest = f"{sum(later) / len(later):.3f}" if later else "-"
+        cells = [_cell(found[key], ".2f") for key in ("seconds", "times_faster")]
+        rows.append([name, *cells, f"{found['hit_rate']:.0%}", f"{first:.3f}, {rest}", depths or "-"])
+    return head, rows
+
+
 SERVING = (
     ("output_throughput", "tok/s", ".1f"),
     ("request_throughput", "requests/s", ".2f"),

@@ -29,6 +29,11 @@ def _stored() -> dict[str, Any]:
     return json.loads(text)  # type: ignore[no-any-return]
 
 
+def sentences() -> list[str]:
+    """Return the sentences of which documents are made."""
+    return list(_stored()["document"]["text"])
+
+
 def requests(kinds: tuple[str, ...], *, context: int, tokens: int) -> list[Request]:
     """Return the requests of these kinds, in a fixed order and with fixed seeds.
 

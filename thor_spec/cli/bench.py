@@ -33,6 +33,7 @@ def register(app: typer.Typer) -> None:
     group.command(
         epilog="Example: thor-spec bench serving --dummy qwen3.5-35b-a3b --synthetic-acceptance 4 --concurrency 1,4,16"
     )(serving)
+    group.command(epilog="Example: thor-spec bench agent ./target --draft ./drafter --sessions 4 --turns 12")(agent)
     app.add_typer(group, name="bench")
 
 
@@ -191,6 +192,75 @@ def serving(
         print(json.dumps({**result, "record": str(path)}))
     elif not refused:
         print(f"{table.markdown(*table.serving(result['points']))}\n\nrecord {path}")
+    _refuse(refused, path)
+
+
+def agent(
+    context: typer.Context,
+    model: Model = None,
+    draft: Draft = None,
+    draft_tokens: DraftTokens = None,
+    context_length: Context = None,
+    kv_cache_memory: KvCache = None,
+    profile: Profile = None,
+    arms: Annotated[str, typer.Option(help="Arms, separated by commas; the first is compared with.")] = (
+        "off,cache,dflash,both"
+    ),
+    trace: Annotated[Path | None, typer.Option(help="JSON file of sessions, instead of made ones.")] = None,
+    sessions: Annotated[int, typer.Option(help="Sessions.", min=1)] = 4,
+    at_once: Annotated[int, typer.Option(help="Sessions side by side.", min=1, max=64)] = 1,
+    turns: Annotated[int, typer.Option(help="Requests of each made session.", min=2)] = 4,
+    tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=2)] = 128,
+    seed: Annotated[int, typer.Option(help="Of made sessions.")] = 0,
+    repetitions: Annotated[int, typer.Option(help="After each start.", min=1)] = 3,
+    rounds: Annotated[int, typer.Option(help="Starts of each arm, every other one backwards.", min=1)] = 1,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Replay agents' growing sessions with and without cache and drafts: seconds end to end, TTFT, reuse, τ by depth.
+
+    Every arm is asked the same messages, whatever it answers, and each repetition begins with an empty cache. τ by
+    depth needs --at-once 1.
+    """
+    from thor_spec import record
+    from thor_spec.bench import agent as replaying
+    from thor_spec.bench import table, traces
+    from thor_spec.cli.starting import planned
+
+    names = arms.split(",")
+    if unknown := [name for name in names if name not in replaying.ARMS]:
+        raise ConfigError(f"There is no arm {', '.join(unknown)}. There are: {', '.join(replaying.ARMS)}.")
+    flags: dict[str, Any] = {"model": model, "draft": draft, "context": context_length}
+    flags |= {"draft_tokens": draft_tokens, "kv_cache_memory": kv_cache_memory}
+    flags |= {"max_seqs": max(at_once, ServeConfig().max_seqs)}
+    sources = {}
+    for name in names:
+        changes = dict(replaying.ARMS[name])
+        caching = "--enable-prefix-caching" if changes.pop("caching") else "--no-enable-prefix-caching"
+        without = {"draft_tokens": None} if changes.get("draft") == "none" else {}
+        sources[name] = planned({**flags, **changes, **without, "vllm_args": (*context.obj.rest, caching)}, profile)
+    room = min(source.plan.context for source in sources.values())
+    played = (
+        traces.read(trace)
+        if trace
+        else traces.synthetic(sessions=sessions, turns=turns, context=room, tokens=tokens, seed=seed)
+    )
+    found = replaying.run(
+        sources, played, at_once=at_once, tokens=tokens, repetitions=repetitions, rounds=rounds, say=_say
+    )
+    summary: dict[str, Any] = replaying.summary(found)
+    refused = replaying.refusals(found, caching={name: replaying.ARMS[name]["caching"] for name in names})
+    result = {
+        "options": {"at_once": at_once, "tokens": tokens, "turns": turns, "repetitions": repetitions, "rounds": rounds},
+        "refused": refused,
+        "summary": summary,
+        "samples": {name: [row.as_dict() for row in rows] for name, rows in found.items()},
+    }
+    path = record.write("bench-agent", result, folder=out, seeds={"sessions": seed})
+    if as_json:
+        print(json.dumps({**{k: v for k, v in result.items() if k != "samples"}, "record": str(path)}))
+    elif not refused:
+        print(f"{table.markdown(*table.agent(summary))}\n\nrecord {path}")
     _refuse(refused, path)
 
 

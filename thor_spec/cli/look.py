@@ -1,7 +1,7 @@
 """What ``thor-spec status`` prints. Imports no command line parser, because scripts ask for it in a loop."""
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from thor_spec.guard.status import Status
@@ -17,13 +17,31 @@ def show_status(*, as_json: bool, last: bool) -> None:
     from thor_spec.guard.status import status as look
 
     found = look()
+    reused = _reuse(found.holder.url) if found.holder and found.holder.url else None
     if as_json:
-        print(json.dumps(found.as_dict()))
+        print(json.dumps({**found.as_dict(), "prefix_cache": reused}))
         return
     if not found.held:
         print("free")
         return
-    _print_rows(_rows(found))
+    _print_rows(_rows(found) | ({"reuse": _reuse_text(reused)} if reused else {}))
+
+
+def _reuse(url: str) -> dict[str, Any] | None:
+    """Return what came from the prefix cache, and why no more; None where no server answers or it caches nothing."""
+    from thor_spec.vllm_plugin import reasons
+
+    told = reasons.ask(url)
+    if told is None or not told.block:
+        return None
+    names = ("requests", "tokens", "reused")
+    counts = {reason: dict(zip(names, row, strict=True)) for reason, row in told.counts.items() if row[0]}
+    return {"block_tokens": told.block, "reused_share": round(told.share, 4), "by_reason": counts}
+
+
+def _reuse_text(reused: dict[str, Any]) -> str:
+    counts = ", ".join(f"{reason} {row['requests']}" for reason, row in reused["by_reason"].items())
+    return f"{reused['reused_share']:.0%} of tokens, blocks of {reused['block_tokens']}; requests: {counts or 'none'}"
 
 
 def _rows(found: "Status") -> dict[str, str]:

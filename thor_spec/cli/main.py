@@ -9,6 +9,7 @@ import typer
 from thor_spec.cli import (
     bench,
     doctor,
+    eval,
     job,
     plan,
     profiles,
@@ -33,7 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for module in (
-    serve, verify, bench, report, train, tune, job, top, reap, plan, profiles, doctor, service, version,
+    serve, verify, bench, eval, report, train, tune, job, top, reap, plan, profiles, doctor, service, version,
 ):  # fmt: skip
     module.register(app)
 

@@ -92,6 +92,14 @@ def serve(
             show_default="auto",
         ),
     ] = None,
+    tree: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft trees: N likeliest nodes, N,DEPTH, or a fixed width per level such as 3,3,3.",
+            metavar="off|N[,DEPTH]|WIDTHS",
+            show_default="off",
+        ),
+    ] = None,
     mode: Annotated[
         str | None,
         typer.Option(
@@ -113,6 +121,31 @@ def serve(
     max_denoise_steps: Annotated[
         int | None, typer.Option(help="Steps after which it fills the whole block.", metavar="N", show_default="64")
     ] = None,
+    rope: Annotated[
+        str | None,
+        typer.Option(
+            help="How positions are told apart.",
+            metavar="default|yarn|longrope|linear|identity_beyond_native|nope",
+            show_default="the checkpoint's",
+        ),
+    ] = None,
+    rope_native: Annotated[
+        int | None,
+        typer.Option(help="With --rope: context of the training.", metavar="N", show_default="the checkpoint's"),
+    ] = None,
+    rope_factor: Annotated[
+        float | None, typer.Option(help="With --rope: times the native context.", metavar="F", show_default="1")
+    ] = None,
+    rope_factors: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON list of LongRoPE's factors.", metavar="FILE", show_default="the checkpoint's, or a step"
+        ),
+    ] = None,
+    rope_drafter: Annotated[
+        str | None,
+        typer.Option(help="With --rope: what the drafter does.", metavar="same|default", show_default="same"),
+    ] = None,
     canary: Annotated[
         str | None,
         typer.Option(
@@ -131,6 +164,10 @@ def serve(
             "--allow-controls", help="Let requests ask for planted corruption, on which `verify` proves itself."
         ),
     ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Write chat requests down for `bench agent`, texts hidden.", metavar="FILE")
+    ] = None,
+    record_contents: Annotated[bool | None, typer.Option("--record-contents", help="With their texts.")] = None,
     log_file: Annotated[
         Path | None, typer.Option(help="Engine log, appended to.", show_default="below ~/.cache/thor-spec/logs")
     ] = None,
@@ -155,8 +192,11 @@ def serve(
         bool | None, typer.Option("--wait/--no-wait", help="Wait while another job holds the device.")
     ] = None,
     profile: Annotated[
-        str | None,
-        typer.Option(help="A profile, or a YAML file of these options; flags win over it.", metavar="NAME|FILE"),
+        list[str] | None,
+        typer.Option(
+            help="A profile, or a YAML file of these options; flags win over it. Of several the last wins.",
+            metavar="NAME|FILE",
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
     become: Annotated[
@@ -196,14 +236,22 @@ def serve(
         "accept_delta": accept_delta,
         "state": state,
         "gdn_kernel": gdn_kernel,
+        "tree": tree,
         "mode": mode,
         "threshold": threshold,
         "edit_threshold": edit_threshold,
         "max_denoise_steps": max_denoise_steps,
+        "rope": rope,
+        "rope_native": rope_native,
+        "rope_factor": rope_factor,
+        "rope_factors": rope_factors,
+        "rope_drafter": rope_drafter,
         "canary": canary,
         "acceptance_floor": acceptance_floor,
         "golden": golden,
         "allow_controls": allow_controls,
+        "record": record,
+        "record_contents": record_contents,
         "log_file": log_file,
         "tensor_parallel": tensor_parallel,
         "pipeline_parallel": pipeline_parallel,
@@ -216,7 +264,7 @@ def serve(
         "vllm_args": context.obj.rest or None,
     }
     defaults = {"model": shipped.default_model(DEFAULT_MODEL)}
-    named = None if profile is None else catalogue.serve_options(profile)
+    named = catalogue.layered(profile or ())
     plan = make_plan(resolve(flags, named, defaults), note=lambda text: print(text, file=sys.stderr, flush=True))
     if dry_run:
         print(json.dumps(plan.as_dict(), indent=2) if as_json else plan.as_shell())
@@ -250,6 +298,7 @@ def _ready_text(ready: "Ready") -> str:
             how,
             f"  KV cache {capacity}",
             *([f"  state    {ready.recurrent_state}"] if ready.recurrent_state else []),
+            f"  prefixes {ready.prefix_caching}",
             f"  canary   {', '.join(ready.checks)}",
             f"  margin   {_margin_text(ready)}",
             f"  log      {ready.log_file}",
@@ -260,7 +309,8 @@ def _ready_text(ready: "Ready") -> str:
 
 def _speculation(ready: "Ready") -> str:
     lossy = "" if ready.accept == "exact" else f", accept {ready.accept} (lossy)"
-    return f"{ready.drafter}, K = {ready.draft_tokens}{lossy}" if ready.drafter else "none"
+    drafts = f"tree {ready.tree}" if ready.tree else f"K = {ready.draft_tokens}"
+    return f"{ready.drafter}, {drafts}{lossy}" if ready.drafter else "none"
 
 
 def _margin_text(ready: "Ready") -> str:

@@ -17,10 +17,12 @@ def planned(flags: Mapping[str, Any], profile: Path | None = None, *, stock: boo
     from thor_spec.cli.progress import progress
     from thor_spec.gates.judging import Planned
     from thor_spec.nano import shipped
+    from thor_spec.profiles import catalogue
     from thor_spec.serve.plan import make_plan
 
     given = {"port": free_port(), **flags}
-    resolved = resolve(given, profile, {"model": shipped.default_model(DEFAULT_MODEL)})
+    named = catalogue.layered([str(profile)] if profile else ())
+    resolved = resolve(given, named, {"model": shipped.default_model(DEFAULT_MODEL)})
     plan = make_plan(resolved, note=lambda text: print(text, file=sys.stderr, flush=True), stock=stock)
     return Planned(plan, lambda: progress(lambda ready: print(f"ready: {ready.url}", file=sys.stderr, flush=True)))
 

@@ -10,11 +10,11 @@ from thor_spec.device import cuda
 from thor_spec.device import machine as machines
 from thor_spec.device.board import detect
 from thor_spec.device.cuda import Gpu
-from thor_spec.doctor import archs, board, combinations, container, memory, ptxas
+from thor_spec.doctor import archs, board, combinations, container, memory, prefix_cache, ptxas
 from thor_spec.doctor.report import Check, Level, Report
 from thor_spec.errors import ThorSpecError
 from thor_spec.guard.status import status
-from thor_spec.vllm_plugin import compat
+from thor_spec.vllm_plugin import compat, reasons
 from thor_spec.vllm_plugin.seam import TESTED_VERSIONS, has_gpu_build, require_supported_version, version
 
 _HOPPER = (9, 0)
@@ -200,3 +200,5 @@ def _lock() -> Iterator[Check]:
         return
     holder = f"held by {found.holder.describe()}" if found.holder else "held"
     yield Check(name="lock", level=Level.OK, detail=f"{holder if found.held else 'free'} ({found.lock_dir})")
+    if found.holder and found.holder.url:
+        yield from prefix_cache.check(reasons.ask(found.holder.url))

@@ -31,6 +31,7 @@ class Controls:
 
     name = "controls"
     wants_references = False
+    wants_caching = False
 
     def candidate(self, server: Server, options: Options) -> tuple[Caught, ...]:
         """Plant one corruption after the other. The answers are judged by the server's own teacher-forced pass."""

@@ -78,6 +78,7 @@ class Distribution:
 
     name = NAME
     wants_references = False
+    wants_caching = False
 
     def candidate(self, server: Server, options: Options) -> Verdict:
         """Draw answers, hand them back, and test the law of what was drawn."""

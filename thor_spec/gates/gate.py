@@ -19,6 +19,8 @@ class Options:
     """Tokens of each greedy answer."""
     seeds: int = 12
     """Answers drawn from each prompt."""
+    conversations: int = 20
+    """Over the prefix cache."""
     tie_gap: float | None = None
     """Gap of two logits that counts as a tie; None: from the spread of the logits and the number of layers."""
     control: str = ""
@@ -34,6 +36,8 @@ class Gate(Protocol):
 
     name: str
     wants_references: bool
+    wants_caching: bool
+    """Whether the candidate must cache prefixes, which all other gates do without."""
 
     def candidate(self, server: Server, options: Options) -> Any:
         """Ask the server that is judged."""

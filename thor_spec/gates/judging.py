@@ -9,6 +9,7 @@ from thor_spec.gates.gate import Gate, Options
 from thor_spec.gates.verdict import Verdict
 from thor_spec.serve.client import Server
 from thor_spec.serve.events import Events
+from thor_spec.serve.metrics import cache_config
 from thor_spec.serve.plan import Plan
 from thor_spec.serve.session import while_served
 
@@ -18,7 +19,7 @@ class Subject:
     """What is judged, and against what."""
 
     candidate: "Running | Planned"
-    references: Mapping[str, "Running | Planned"]
+    references: Mapping[str, "Running | Planned | Derived"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,13 @@ class Planned:
             return while_served(self.plan, shown, work)
 
 
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """An engine whose options follow from what the candidate says of its cache."""
+
+    plan: Callable[[Mapping[str, str]], Planned]
+
+
 def judge(gates: Sequence[Gate], subject: Subject, options: Options) -> list[Verdict]:
     """Return the gates' verdicts, in their order.
 
@@ -61,8 +69,11 @@ def judge(gates: Sequence[Gate], subject: Subject, options: Options) -> list[Ver
     wanted = [gate for gate in gates if gate.wants_references]
     asked = replace(options, references=tuple(subject.references))
 
+    told: dict[str, str] = {}
+
     def look(server: Server) -> dict[str, Any]:
         _require_speculation(server)
+        told.update(cache_config(server.metrics()))
         return {gate.name: gate.candidate(server, asked if gate in wanted else options) for gate in gates}
 
     states: dict[str, Any] = subject.candidate.visit(look)
@@ -72,7 +83,7 @@ def judge(gates: Sequence[Gate], subject: Subject, options: Options) -> list[Ver
             for gate in wanted:
                 gate.reference(name, server, states[gate.name], asked)
 
-        source.visit(refer)
+        (source.plan(told) if isinstance(source, Derived) else source).visit(refer)
     return [gate.verdict(states[gate.name], asked) for gate in gates]
 
 

@@ -76,7 +76,7 @@ def judge(candidate: Sequence[Answer], judge_server: Server, *, tie_gap: float |
         start = len(answer.prompt)
 
         def bound(i: int, whole: list[int] = whole, start: int = start) -> float:
-            return _bound(judge_server, whole[: start + i], tie_gap)
+            return gap_of_a_tie(judge_server, whole[: start + i], tie_gap)
 
         found.append(audit(_label(answer), judge_server.forced(whole, start), bound))
     return found
@@ -136,6 +136,7 @@ class Lossless:
 
     name = NAME
     wants_references = True
+    wants_caching = False
 
     def candidate(self, server: Server, options: Options) -> "_State":
         """Collect answers; without a reference to come, the candidate's own teacher-forced pass judges them."""
@@ -175,7 +176,8 @@ def accepted_drafts(server: Server) -> float:
     return totals(server.metrics()).get("vllm:spec_decode_num_accepted_tokens_total", 0.0)
 
 
-def _bound(server: Server, before: Sequence[int], tie_gap: float | None) -> float:
+def gap_of_a_tie(server: Server, before: Sequence[int], tie_gap: float | None) -> float:
+    """Return the largest gap of a tie after the tokens ``before``; ``tie_gap`` where that is given."""
     if tie_gap is not None:
         return tie_gap
     layers = server.text_config.get("num_hidden_layers")

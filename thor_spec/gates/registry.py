@@ -5,8 +5,9 @@ from thor_spec.gates.controls import Controls
 from thor_spec.gates.distribution import Distribution
 from thor_spec.gates.gate import Gate
 from thor_spec.gates.lossless import Lossless
+from thor_spec.gates.prefix_cache import PrefixCache
 
-GATES: dict[str, Gate] = {gate.name: gate for gate in (Lossless(), Distribution(), Controls())}
+GATES: dict[str, Gate] = {gate.name: gate for gate in (Lossless(), Distribution(), Controls(), PrefixCache())}
 
 
 def named(names: tuple[str, ...]) -> list[Gate]:

@@ -1,10 +1,11 @@
 """Where profiles lie: those that came with the package, and the user's own, which win."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from thor_spec import env
+from thor_spec.config import read_profile
 from thor_spec.errors import ConfigError
 from thor_spec.profiles.document import read
 from thor_spec.profiles.profile import Profile, load
@@ -41,6 +42,25 @@ def get(name: str) -> Profile:
     if path is None:
         raise ConfigError(f"There is no profile {name}. Known: {', '.join(paths())}. Your own go to {user_folder()}.")
     return load(path)
+
+
+def layered(names: Sequence[str]) -> Path | Mapping[str, Any] | None:
+    """Return what ``thor-spec serve`` takes from several profiles, later ones over earlier ones; None for none.
+
+    Arguments for vLLM and variables of all of them are kept. Raises: ConfigError.
+    """
+    found = [serve_options(name) for name in names]
+    if len(found) < 2:
+        return found[0] if found else None
+    merged: dict[str, Any] = {}
+    for options in found:
+        values = read_profile(options) if isinstance(options, Path) else dict(options)
+        if "vllm_args" in values:
+            values["vllm_args"] = (*merged.get("vllm_args", ()), *values["vllm_args"])
+        if "environment" in values:
+            values["environment"] = {**merged.get("environment", {}), **values["environment"]}
+        merged |= values
+    return merged
 
 
 def serve_options(name: str) -> Path | Mapping[str, Any]:

@@ -4,6 +4,7 @@
 """
 
 import json
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ TOOL_CONTEXT = 1024  # a tool's description takes some hundred tokens of prompt
 TIMEOUT_S = 120.0
 LONG_TOKENS = 4096
 DRAFTS = "vllm:spec_decode_num_drafts_total"
+HITS = "vllm:prefix_cache_hits_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 PROMPTS = (
     PROMPT,
@@ -62,6 +64,8 @@ class Canary:
     api_key: str | None = None
     golden: Golden = ()
     """Greedy answers must begin with these texts."""
+    caching: bool = False
+    """Whether a hybrid's prefixes are cached: an answer from the cache must then have the bits of one without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +90,8 @@ def run(url: str, model: str, asked: Canary) -> Outcome:
             _ask_many(client, model)
             _ask_long(client, model, asked.context)
             checks += ["batch", "long prompt"]
+        if asked.caching and _ask_cached(client, model, asked.context):
+            checks.append("prefix cache")
         if asked.golden:
             _require_golden(client, model, asked.golden)
             checks.append("golden answers")
@@ -130,6 +136,33 @@ def _ask_long(client: httpx.Client, model: str, context: int) -> None:
     prompt = (ids * (length // len(ids) + 1))[:length]
     first, again = _complete(client, model, prompt), _complete(client, model, prompt)
     _require_same(f"A prompt of {length} tokens, asked twice at temperature 0,", first, again)
+
+
+def _ask_cached(client: httpx.Client, model: str, context: int) -> bool:
+    """Compare an answer from the cache with the same one without, bit by bit; False where no block fits."""
+    block = int(metrics.cache_config(_get(client, "/metrics")).get("block_size", 0))
+    length = block + block // 2
+    if not block or length + TOKENS > context:
+        return False
+    ids = _sent(client, "POST", "/v1/completions", {**_completion(model), "max_tokens": 1}).json()["choices"][0]
+    prompt = (ids["prompt_token_ids"] * (length // len(ids["prompt_token_ids"]) + 1))[:length]
+    body = {**_completion(model, prompt), "logprobs": 1}
+    hits = metrics.totals(_get(client, "/metrics")).get(HITS, 0)
+    salts = uuid.uuid4().hex, uuid.uuid4().hex
+    asked = [_sent(client, "POST", "/v1/completions", {**body, "cache_salt": salts[i]}).json() for i in (0, 1, 1)]
+    found = [(a["choices"][0]["token_ids"], a["choices"][0]["logprobs"]["token_logprobs"]) for a in asked]
+    if found[2] != found[0]:
+        raise CanaryError(
+            f"A prompt of {length} tokens got another answer from the prefix cache than without it: cached states are "
+            "not those of their prompt. Serve with -- --no-enable-prefix-caching, and run `thor-spec verify "
+            "prefix-cache`."
+        )
+    if metrics.totals(_get(client, "/metrics")).get(HITS, 0) <= hits:
+        raise CanaryError(
+            f"A prompt of {length} tokens, asked twice, found nothing in the prefix cache: the cache does nothing. "
+            "Serve with -- --no-enable-prefix-caching, or run `thor-spec verify prefix-cache` for where it misses."
+        )
+    return True
 
 
 def _require_same(what: str, first: list[int], again: list[int]) -> None:

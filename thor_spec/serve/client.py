@@ -25,6 +25,12 @@ class Answer:
     finish: str
     rule: str
     """What the server says about how drafts were taken; empty if it says nothing."""
+    logprobs: tuple[float, ...] = ()
+    """Of each token, where they were asked for."""
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """The likeliest tokens at each place, with theirs."""
+    cached: int | None = None
+    """Tokens of the prompt that came from the prefix cache; None where the server does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +86,25 @@ class Server:
 
     def complete(self, prompt: Prompt, **options: Any) -> Answer:
         """Return the completion of one prompt; greedy and to the full length, unless ``options`` say otherwise."""
+        if options.get("logprobs"):
+            options = {"return_tokens_as_token_ids": True, **options}
         response = self.post("/v1/completions", self.body(prompt, **options))
-        choice = response.json()["choices"][0]
+        answer = response.json()
+        choice = answer["choices"][0]
+        said = choice.get("logprobs") or {}
+        tops = [
+            [(int(t.removeprefix("token_id:")), v) for t, v in place.items()]
+            for place in said.get("top_logprobs") or ()
+        ]
         return Answer(
             prompt=tuple(choice["prompt_token_ids"]),
             tokens=tuple(choice["token_ids"]),
             text=choice["text"],
             finish=str(choice["finish_reason"]),
             rule=response.headers.get("x-thor-spec-accept", ""),
+            logprobs=tuple(said.get("token_logprobs") or ()),
+            top=tuple(map(tuple, tops)),
+            cached=((answer.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens"),
         )
 
     def complete_all(self, prompts: Iterable[Prompt], *, at_once: int = 1, **options: Any) -> list[Answer]:
@@ -163,9 +180,9 @@ class Server:
             raise ThorSpecError(f"{self.url}{path} answered {response.status_code}: {response.text[:300]}")
         return response
 
-    def stream(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Return the context of one streamed answer."""
-        return self._client.stream("POST", path, json=body)
+    def stream(self, path: str, body: Mapping[str, Any], **options: Any) -> Any:
+        """Return the context of one streamed answer; ``options`` are the HTTP client's."""
+        return self._client.stream("POST", path, json=body, **options)
 
     def _get(self, path: str) -> httpx.Response:
         try:

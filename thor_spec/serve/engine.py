@@ -116,11 +116,13 @@ class Engine:
             model=plan.resolved.config.model,
             drafter=plan.drafter.name if plan.drafter else None,
             draft_tokens=plan.draft_tokens,
+            tree=plan.tree,
             accept=plan.acceptance.described,
             denoise=plan.denoising.described if plan.denoising else "",
             context=plan.context,
             kv=outcome.kv,
             recurrent_state=next((r.recurrent_state for r in receipt.collect(self._receipts) if r.recurrent_state), ""),
+            prefix_caching=plan.prefix_caching.described,
             checks=outcome.checks,
             seconds=round(seconds, 2),
             pid=self._job.pid,
@@ -202,6 +204,14 @@ class Engine:
                 f"would hold. See {self._log_file} for 'Failed to load plugin', or reinstall thor-spec "
                 "into the environment that runs vLLM."
             )
+        wanted = self._plan.rope.as_dict() if self._plan.rope else {}
+        for found in receipt.collect(self._receipts):
+            rotated = found.rope.get("target", {})
+            if found.state == "engine" and any(rotated.get(name) != value for name, value in wanted.items()):
+                raise PlatformError(
+                    f"--rope was ignored: asked for {wanted}, and the engine rotates by {dict(rotated) or 'its own'}. "
+                    f"See {self._log_file}."
+                )
 
     def _canary(self) -> "Outcome | None":
         from thor_spec.serve import canary
@@ -222,6 +232,7 @@ class Engine:
                     acceptance_floor=plan.resolved.config.acceptance_floor,
                     golden=self._golden,
                     api_key=plan.api_key,
+                    caching=bool(plan.prefix_caching.on) and plan.target.is_hybrid,
                 ),
             ),
             name="canary",

@@ -19,6 +19,8 @@ class Ready:
     model: str
     drafter: str | None
     draft_tokens: int
+    tree: str
+    """Shape of draft trees, as ``--tree`` takes it; empty: chains."""
     accept: str
     """Rule for drafts of requests that name none; any other than ``exact`` is lossy."""
     denoise: str
@@ -27,6 +29,8 @@ class Ready:
     kv: "KVCapacity | None"
     recurrent_state: str
     """What a sequence of a hybrid keeps, in words; empty without recurrent layers."""
+    prefix_caching: str
+    """Whether prefixes are cached, and why."""
     checks: tuple[str, ...]
     seconds: float
     """From the command to now."""

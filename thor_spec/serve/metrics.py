@@ -38,18 +38,19 @@ def by_label(text: str, name: str, label: str) -> dict[str, float]:
 
 def kv_capacity(text: str) -> KVCapacity | None:
     """Return the KV cache's capacity, or None where this vLLM does not tell."""
-    for family in _families(text):
-        if family.name.removesuffix("_info") != "vllm:cache_config":
-            continue
-        for sample in family.samples:
-            labels: Mapping[str, str] = sample.labels
-            try:
-                return KVCapacity(
-                    tokens=int(labels["kv_cache_size_tokens"]), sequences=float(labels["kv_cache_max_concurrency"])
-                )
-            except (KeyError, ValueError):
-                continue
-    return None
+    labels = cache_config(text)
+    try:
+        return KVCapacity(
+            tokens=int(labels["kv_cache_size_tokens"]), sequences=float(labels["kv_cache_max_concurrency"])
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def cache_config(text: str) -> Mapping[str, str]:
+    """Return how the engine caches, as vLLM tells it; empty where it does not."""
+    families = (family for family in _families(text) if family.name.removesuffix("_info") == "vllm:cache_config")
+    return next((sample.labels for family in families for sample in family.samples), {})
 
 
 @functools.lru_cache(maxsize=1)  # the parser takes tens of milliseconds, and several questions go to one text

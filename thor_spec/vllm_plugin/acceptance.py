@@ -90,9 +90,7 @@ class RelaxedRejectionSampler(_RejectionSampler):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if self._rules.relaxed[idx_mapping_np].any():
             self._pending = verify_draft_sampled, expanded_idx_mapping
-        if self._controls is not None:
-            controls = self._controls
-            self._corrupt = lambda found: controls.misjudge(found, verify_draft_sampled, cu_num_logits, idx_mapping_np)
+        self._expect_corruption(verify_draft_sampled, cu_num_logits, idx_mapping_np)
         processed, sampled, num_sampled = super()._verify(
             logits, draft_logits, draft_sampled, pos, cu_num_logits, idx_mapping, idx_mapping_np, expanded_idx_mapping,
             expanded_local_pos, seq_lens_upper_bound_np, verify_draft_sampled,
@@ -106,6 +104,11 @@ class RelaxedRejectionSampler(_RejectionSampler):
             )  # fmt: skip
             self._count.publish()
         return processed, sampled, num_sampled
+
+    def _expect_corruption(self, drafts: torch.Tensor, cu_num_logits: torch.Tensor, slots: Any) -> None:
+        if self._controls is not None:
+            controls = self._controls
+            self._corrupt = lambda found: controls.misjudge(found, drafts, cu_num_logits, slots)
 
     def _lift(self, processed: torch.Tensor) -> torch.Tensor:
         if self._corrupt is not None:
@@ -142,9 +145,16 @@ class _Lifting:
 
 
 def sampler_for(
-    sampler: Any, vllm_config: Any, rules: RequestRules, device: torch.device, controls: Controls | None = None
+    sampler: Any,
+    vllm_config: Any,
+    rules: RequestRules,
+    device: torch.device,
+    controls: Controls | None = None,
+    topology: Any = None,
 ) -> tuple[Any, Any] | None:
     """Return what a model state's ``custom_sampler`` returns; None leaves vLLM's own.
+
+    With a ``topology``, drafts are the trees in it.
 
     Raises: ConfigError, if a default rule that relaxes meets another rejection method than the standard one.
     """
@@ -161,4 +171,12 @@ def sampler_for(
         return None
     shape = (len(RULES), len(COUNTED), speculation.num_speculative_tokens)
     count = counters.Writer.open(shape, device, counters.DRAFTS, vllm_config.parallel_config)
-    return sampler, RelaxedRejectionSampler(sampler, speculation, device, rules=rules, count=count, controls=controls)
+    given: dict[str, Any] = {"rules": rules, "count": count, "controls": controls}
+    if topology is None:
+        return sampler, RelaxedRejectionSampler(sampler, speculation, device, **given)
+    from thor_spec.vllm_plugin.tree.sampler import TreeRejectionSampler
+
+    given["trees"] = counters.Writer.open(
+        (len(counters.OF_TREES), topology.width), device, counters.TREES, vllm_config.parallel_config
+    )
+    return sampler, TreeRejectionSampler(sampler, speculation, device, **given, topology=topology)

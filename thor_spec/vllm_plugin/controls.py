@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from thor_spec.config import CONTROLS
-from thor_spec.errors import ConfigError
 from thor_spec.kernels.relax.reference import CERTAIN
 from thor_spec.vllm_plugin.options import CONTROL_KEY
 
@@ -127,13 +126,3 @@ class Controls:
                 if hasattr(group.kv_cache_spec, "mamba_type"):
                     return self._caches[group.layer_names[0]].kv_cache, tables[row]
         return None
-
-
-def for_engine(vllm_config: Any) -> Controls:
-    """Return an engine's controls. Raises: ConfigError, where prefixes are cached and corruption would spread."""
-    if vllm_config.cache_config.enable_prefix_caching:
-        raise ConfigError(
-            "--allow-controls and prefix caching exclude each other: what one request corrupts, another would be given "
-            "from the cache. Add -- --no-enable-prefix-caching."
-        )
-    return Controls(vllm_config)

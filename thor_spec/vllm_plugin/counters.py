@@ -15,8 +15,9 @@ import torch
 from thor_spec import env
 
 EVERY = 16  # steps between copies
-DRAFTS, DENOISING = "counts", "denoising"
-"""What is counted: drafts by rule and place [rules, counted, K], or the steps of blocks [counted]."""
+DRAFTS, DENOISING, TREES = "counts", "denoising", "trees"
+"""What is counted: drafts by rule and place [rules, counted, K], the steps of blocks [counted], or how many trees there
+were with each number of what ``OF_TREES`` names [what, N + 1]."""
 DENOISING_COUNTS = {
     "forwards": "Forwards of a block that is being denoised, storing included.",
     "blocks": "Blocks that were settled.",
@@ -24,6 +25,8 @@ DENOISING_COUNTS = {
     "fills": "Masks that became tokens.",
     "edits": "Tokens that were replaced.",
 }
+OF_TREES = ("nodes", "depth", "accepted")
+"""Of each verified tree: its drafted nodes, its longest path, and the drafts that were accepted."""
 
 
 class Writer:

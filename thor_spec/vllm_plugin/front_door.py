@@ -5,19 +5,25 @@ where a mistake is answered with 400, and travels on as ``vllm_xargs``. Each ans
 about.
 """
 
-import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
-from thor_spec.config import CONTROLS
-from thor_spec.dflash.acceptance import RULES, Acceptance
+from thor_spec.config import CACHED_CONTROLS, CONTROLS
+from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.diffusion.settings import Denoising
 from thor_spec.errors import ConfigError
-from thor_spec.kernels.relax.reference import COUNTED
-from thor_spec.vllm_plugin import counters
-from thor_spec.vllm_plugin.counters import DENOISING_COUNTS
-from thor_spec.vllm_plugin.options import CONTROL_KEY, DENOISE_KEYS, NAME, REQUEST_KEYS, PluginOptions
+from thor_spec.vllm_plugin import metrics, recorder
+from thor_spec.vllm_plugin.options import (
+    CONTROL_KEY,
+    DENOISE_KEYS,
+    NAME,
+    REQUEST_KEYS,
+    TREE_KEY,
+    TREES,
+    PluginOptions,
+)
 
 Rule = Acceptance | Denoising
 HEADERS: dict[type, bytes] = {Acceptance: b"x-thor-spec-accept", Denoising: b"x-thor-spec-denoise"}
@@ -25,7 +31,8 @@ _KEYS: dict[type, dict[str, str]] = {
     kind: {name: key for key, name in keys.items()}
     for kind, keys in ((Acceptance, REQUEST_KEYS), (Denoising, DENOISE_KEYS))
 }
-_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+_MESSAGES = "/v1/messages"
+_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", _MESSAGES)
 
 
 class FrontDoor:
@@ -35,7 +42,10 @@ class FrontDoor:
         self._app = app
         self._options: PluginOptions | None = None
         self._default: Rule = Acceptance()
-        _register_collector()
+        self._controls: Collection[str] = ()
+        self._trees = False
+        self._recorder: recorder.Recorder | None = None
+        metrics.register()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handle one connection."""
@@ -43,11 +53,16 @@ class FrontDoor:
             await self._app(scope, receive, send)
             return
         body = await _whole(receive)
-        options = self._plugin_options(scope)
+        self._read_options(scope)
+        if self._recorder is not None and scope["path"] == recorder.PATH:
+            self._recorder.add(body)
         rule = self._default
         if b'"thor_spec"' in body:
+            if scope["path"] == _MESSAGES:  # vLLM has no way to carry them there, and would drop them in silence
+                await _refuse(send, f"{_MESSAGES} takes no {NAME} options. Set them for the server, with --accept.")
+                return
             try:
-                body, rule = rewritten(body, rule, controls=options.controls)
+                body, rule = rewritten(body, rule, controls=self._controls, trees=self._trees)
             except ConfigError as error:
                 await _refuse(send, str(error))
                 return
@@ -61,18 +76,23 @@ class FrontDoor:
 
         await self._app(scope, _replay(body, receive), labelled)
 
-    def _plugin_options(self, scope: Any) -> PluginOptions:
+    def _read_options(self, scope: Any) -> None:
         if self._options is None:  # the application knows its configuration only once it serves
             config = scope["app"].state.vllm_config
             self._options = options = PluginOptions.parse(config.additional_config)
             self._default = options.denoising if config.model_config.is_diffusion else options.acceptance
-        return self._options
+            self._trees = options.tree_shape is not None
+            if options.record:
+                self._recorder = recorder.Recorder(Path(options.record), contents=options.record_contents)
+            if options.controls:
+                self._controls = CACHED_CONTROLS if config.cache_config.enable_prefix_caching else CONTROLS
 
 
-def rewritten(body: bytes, default: Rule, *, controls: bool = False) -> tuple[bytes, Rule]:
+def rewritten(body: bytes, default: Rule, *, controls: Collection[str] = (), trees: bool = False) -> tuple[bytes, Rule]:
     """Return the body with its ``thor_spec`` in ``vllm_xargs``, and the rule. Raises: ConfigError, naming the field.
 
-    A body that is not a JSON object passes as it is: vLLM's own answer to it is better than ours.
+    ``controls`` are the corruptions that may be asked for. A body that is not a JSON object passes as it is: vLLM's own
+    answer to it is better than ours.
     """
     try:
         request = json.loads(body)
@@ -85,58 +105,25 @@ def rewritten(body: bytes, default: Rule, *, controls: bool = False) -> tuple[by
         example = '{"accept": "exact"}' if isinstance(default, Acceptance) else '{"mode": "speed"}'
         raise ConfigError(f"{NAME} must be an object such as {example}, not {type(given).__name__}.")
     control = given.pop("control", None) if controls else None
-    if control is not None and control not in CONTROLS:
-        raise ConfigError(f"control={control!r} is not one of {', '.join(CONTROLS)}.")
+    if control is not None and control not in controls:
+        raise ConfigError(f"control={control!r} is not one of {', '.join(controls)}.")
+    if control in CACHED_CONTROLS and not request.get("cache_salt"):
+        raise ConfigError(f"control={control} needs a cache_salt of its own: others would be given what it corrupts.")
+    tree = given.pop("tree", "on") if isinstance(default, Acceptance) else "on"
+    if tree not in TREES:
+        raise ConfigError(f"tree={tree!r} is not one of {', '.join(TREES)}.")
     rule: Rule = default.of_request(given)
+    if trees and isinstance(rule, Acceptance) and not rule.is_exact:
+        raise ConfigError(f"accept={rule.rule!r} is not for draft trees, which this server drafts: exact only.")
     extra = request.get("vllm_xargs") or {}
     if not isinstance(extra, dict):
         raise ConfigError(f"vllm_xargs must be an object, not {type(extra).__name__}.")
     names = _KEYS[type(rule)]
     # Flat values only: no editing, which is null here, is a threshold that no probability exceeds.
     ours = {names[name]: 1.0 if value is None else value for name, value in given.items()}
-    planted = {CONTROL_KEY: control} if control else {}
+    planted = {**({CONTROL_KEY: control} if control else {}), **({TREE_KEY: tree} if tree != "on" else {})}
     request["vllm_xargs"] = {**extra, **ours, **planted}
     return json.dumps(request).encode(), rule
-
-
-class _Collector:
-    """What the engines count, as Prometheus counters beside vLLM's."""
-
-    def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily
-
-        help_of = {
-            "drafted": "Drafted tokens that were judged, in steps with a relaxed request.",
-            "accepted": "Drafted tokens that were taken, in steps with a relaxed request.",
-            "relaxed": "Drafted tokens that were taken because a threshold allowed it.",
-            "rejected": "Requests that drew another token than the draft, by its place.",
-        }
-        found = list(counters.read(counters.DRAFTS))
-        for i, name in enumerate(COUNTED):
-            family = CounterMetricFamily(f"thor_spec:{name}_tokens", help_of[name], labels=("rule", "position"))
-            for number, rule in enumerate(RULES):
-                for place in range(found[0].shape[2] if found else 0):
-                    family.add_metric((rule, str(place)), float(sum(counts[number, i, place] for counts in found)))
-            yield family
-        yield from _denoising()
-
-
-def _denoising() -> Iterator[Any]:
-    """Yield the counts of blocks; tokens a forward are their ``tokens`` over ``forwards``, and so on."""
-    from prometheus_client.core import CounterMetricFamily
-
-    if found := list(counters.read(counters.DENOISING)):
-        for number, (name, text) in enumerate(DENOISING_COUNTS.items()):
-            family = CounterMetricFamily(f"thor_spec:denoising_{name}", text)
-            family.add_metric((), float(sum(counts[number] for counts in found)))
-            yield family
-
-
-@functools.cache  # the registry refuses a second one
-def _register_collector() -> None:
-    from prometheus_client import REGISTRY
-
-    REGISTRY.register(_Collector())
 
 
 async def _whole(receive: Any) -> bytes:

@@ -6,11 +6,11 @@ of its own job instead of trusting the log.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from thor_spec import env
 from thor_spec.errors import ThorSpecError
@@ -29,6 +29,8 @@ class Receipt:
     replaced_kernels: tuple[str, ...] = ()
     recurrent_state: str = ""
     """What a sequence keeps on Gated-DeltaNet layers, in words."""
+    rope: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What ``target`` and ``drafter`` rotate by, read back from the loaded models; empty where no type was asked."""
     error: str = ""
     exit_code: int = 0
 

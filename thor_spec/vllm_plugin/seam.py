@@ -42,6 +42,10 @@ class Seam:
         """Import and return the module that the target is defined in."""
         return importlib.import_module(self.target.partition(":")[0])
 
+    def owner(self) -> Any:
+        """Import and return what holds the target: its class, or its module."""
+        return functools.reduce(getattr, self.target.partition(":")[2].split(".")[:-1], self.module())
+
     def problem(self) -> str | None:
         """Return what moved, in words that say what to do; None if nothing did."""
         try:
@@ -55,7 +59,7 @@ class Seam:
     def _moved(self, what: str) -> str:
         return (
             f"{what} (found vLLM {version()}, tested with {' and '.join(TESTED_VERSIONS)}). Used to {self.why}. "
-            f"Install a tested version, or update thor_spec/vllm_plugin/compat.py."
+            "Install a tested version, or update thor_spec/vllm_plugin/compat."
         )
 
 

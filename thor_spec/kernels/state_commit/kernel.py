@@ -54,7 +54,8 @@ def _pointer(address, like, ALIGN: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _states(table, accepted, cut, slots, cut_slots, state_like, k_like, u_like, rows, PLAN_STRIDE: tl.constexpr,
+def _states(table, accepted, cut, slots, cut_slots, path, state_like, k_like, u_like, rows,
+            PLAN_STRIDE: tl.constexpr, PATH_STRIDE: tl.constexpr, BY_PATH: tl.constexpr,
             STATE_STRIDE: tl.constexpr, COLUMNS: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr,
             V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ALIGN: tl.constexpr):  # fmt: skip
     SPLIT: tl.constexpr = (V + BV - 1) // BV
@@ -79,30 +80,39 @@ def _states(table, accepted, cut, slots, cut_slots, state_like, k_like, u_like, 
     slab = i_r.to(tl.int64) * rows
     h = tl.load(state + slot * STATE_STRIDE + tile, mask=inside, other=0).to(tl.float32)
     first = tl.load(cut + i_r)
+    own = path + i_r * PATH_STRIDE
     if first > 0:
-        h = fold_rows(h, slab, rows, first * 0, first, accepted, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
-                      H, HV, K, V, False, False)  # fmt: skip
+        h = fold_rows(h, slab, rows, first * 0, first, own, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
+                      H, HV, K, V, False, BY_PATH)  # fmt: skip
         target = tl.load(cut_slots + group + i_r).to(tl.int64)
         if target > 0:
             tl.store(state + target * STATE_STRIDE + tile, h.to(state_like.dtype.element_ty), mask=inside)
-    h = fold_rows(h, slab, rows, first, count - first, accepted, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
-                  H, HV, K, V, False, False)  # fmt: skip
+    offset = first
+    if BY_PATH:
+        own += first
+        offset = first * 0
+    h = fold_rows(h, slab, rows, offset, count - first, own, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
+                  H, HV, K, V, False, BY_PATH)  # fmt: skip
     tl.store(state + slot * STATE_STRIDE + tile, h.to(state_like.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _window_after(count, p_window, p_inputs, j, inside, WINDOW_T: tl.constexpr, D: tl.constexpr, KEPT: tl.constexpr):
+def _window_after(count, p_window, p_inputs, path, j, inside, WINDOW_T: tl.constexpr, D: tl.constexpr,
+                  KEPT: tl.constexpr, BY_PATH: tl.constexpr):  # fmt: skip
     at = count + j - KEPT  # place among this step's inputs; negative: this many before them, in the window
+    node = at
+    if BY_PATH:
+        node = tl.load(path + at, mask=(j < KEPT) & (at >= 0), other=0).to(at.dtype)
     old = tl.load(p_window + (KEPT + at)[:, None] * WINDOW_T, mask=inside & (at < 0)[:, None], other=0)
-    new = tl.load(p_inputs + at[:, None].to(tl.int64) * D, mask=inside & (at >= 0)[:, None], other=0)
+    new = tl.load(p_inputs + node[:, None].to(tl.int64) * D, mask=inside & (at >= 0)[:, None], other=0)
     return tl.where((at < 0)[:, None], old, new.to(old.dtype))
 
 
 @triton.jit
-def _windows(table, accepted, cut, slots, cut_slots, window_like, inputs_like, PLAN_STRIDE: tl.constexpr,
-             WINDOW_STRIDE: tl.constexpr, WINDOW_D: tl.constexpr, WINDOW_T: tl.constexpr,
-             INPUTS_STRIDE: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr, KEPT: tl.constexpr,
-             BJ: tl.constexpr, BD: tl.constexpr, ALIGN: tl.constexpr):  # fmt: skip
+def _windows(table, accepted, cut, slots, cut_slots, path, window_like, inputs_like, PLAN_STRIDE: tl.constexpr,
+             PATH_STRIDE: tl.constexpr, BY_PATH: tl.constexpr, WINDOW_STRIDE: tl.constexpr,
+             WINDOW_D: tl.constexpr, WINDOW_T: tl.constexpr, INPUTS_STRIDE: tl.constexpr, COLUMNS: tl.constexpr,
+             D: tl.constexpr, KEPT: tl.constexpr, BJ: tl.constexpr, BD: tl.constexpr, ALIGN: tl.constexpr):  # fmt: skip
     i_r = tl.program_id(1)
     entry = table + tl.program_id(2) * COLUMNS
     group = tl.load(entry + 7) * PLAN_STRIDE
@@ -120,8 +130,9 @@ def _windows(table, accepted, cut, slots, cut_slots, window_like, inputs_like, P
     first = tl.load(cut + i_r)
     target = tl.load(cut_slots + group + i_r).to(tl.int64)
     saves = (first > 0) & (target > 0)
-    last = _window_after(count, p_window, p_inputs, j, inside, WINDOW_T, D, KEPT)
-    saved = _window_after(first, p_window, p_inputs, j, inside & saves, WINDOW_T, D, KEPT)
+    own = path + i_r * PATH_STRIDE
+    last = _window_after(count, p_window, p_inputs, own, j, inside, WINDOW_T, D, KEPT, BY_PATH)
+    saved = _window_after(first, p_window, p_inputs, own, j, inside & saves, WINDOW_T, D, KEPT, BY_PATH)
     # All is read before anything is written: the rows of one channel may sit in different threads.
     tl.debug_barrier()
     p_saved = window + target * WINDOW_STRIDE + d[None, :] * WINDOW_D
@@ -150,7 +161,9 @@ def plan_commit(plan: Plan, step: Step, tables: torch.Tensor, *, stride: int, bl
     )  # fmt: skip
 
 
-def commit_states(layers: Layers, plan: Plan, *, rows: int, tiles: Tiles | None = None) -> None:
+def commit_states(
+    layers: Layers, plan: Plan, *, rows: int, path: torch.Tensor | None = None, tiles: Tiles | None = None
+) -> None:
     """Advance all states; see ``reference.commit_states``. Row by row: the bits of one-token decoding."""
     first = layers.layers[0]
     value_heads, value_dim, key_dim = first.state.shape[1:]
@@ -159,21 +172,24 @@ def commit_states(layers: Layers, plan: Plan, *, rows: int, tiles: Tiles | None 
     tiles = tiles or commit_tiles(heads=heads, value_dim=value_dim, sms=processors(first.state.device))
     block_v = max(16, tiles.block_v)
     _states[(triton.cdiv(value_dim, block_v) * value_heads, rows, count)](
-        layers.table, plan.accepted, plan.cut, plan.slots, plan.cut_slots, first.state, first.record.k,
-        first.record.u, first.record.rows, PLAN_STRIDE=plan.slots.stride(0), STATE_STRIDE=first.state.stride(0),
+        layers.table, plan.accepted, plan.cut, plan.slots, plan.cut_slots, plan.accepted if path is None else path,
+        first.state, first.record.k, first.record.u, first.record.rows, PLAN_STRIDE=plan.slots.stride(0),
+        PATH_STRIDE=0 if path is None else path.stride(0), BY_PATH=path is not None, STATE_STRIDE=first.state.stride(0),
         COLUMNS=_COLUMNS, H=first.record.k.shape[2], HV=value_heads, K=key_dim, V=value_dim,
         BK=max(16, triton.next_power_of_2(key_dim)), BV=block_v, ALIGN=layers.alignment, num_warps=tiles.warps,
         num_stages=1,
     )  # fmt: skip
 
 
-def commit_windows(layers: Layers, plan: Plan, *, rows: int) -> None:
+def commit_windows(layers: Layers, plan: Plan, *, rows: int, path: torch.Tensor | None = None) -> None:
     """Shift all windows; see ``reference.commit_windows``."""
     first = layers.layers[0]
     dim, kept = first.window.shape[1:]
     _windows[(triton.cdiv(dim, BLOCK), rows, len(layers.layers))](
-        layers.table, plan.accepted, plan.cut, plan.slots, plan.cut_slots, first.window, first.inputs,
-        PLAN_STRIDE=plan.slots.stride(0), WINDOW_STRIDE=first.window.stride(0), WINDOW_D=first.window.stride(1),
-        WINDOW_T=first.window.stride(2), INPUTS_STRIDE=first.inputs.stride(0), COLUMNS=_COLUMNS, D=dim, KEPT=kept,
+        layers.table, plan.accepted, plan.cut, plan.slots, plan.cut_slots, plan.accepted if path is None else path,
+        first.window, first.inputs, PLAN_STRIDE=plan.slots.stride(0),
+        PATH_STRIDE=0 if path is None else path.stride(0), BY_PATH=path is not None,
+        WINDOW_STRIDE=first.window.stride(0), WINDOW_D=first.window.stride(1), WINDOW_T=first.window.stride(2),
+        INPUTS_STRIDE=first.inputs.stride(0), COLUMNS=_COLUMNS, D=dim, KEPT=kept,
         BJ=triton.next_power_of_2(kept), BD=BLOCK, ALIGN=layers.alignment, num_warps=4,
     )  # fmt: skip

@@ -80,6 +80,9 @@ class Step:
     """First scheduled token of each row [R + 1 or more]."""
     computed: torch.Tensor
     """Tokens of the sequence that hold, after the step, by request slot [S]."""
+    path: torch.Tensor | None = None
+    """Which scheduled token each accepted one is [R, at least the most accepted], int32, entries adjacent; None: the
+    first ones."""
 
     @property
     def rows(self) -> int:

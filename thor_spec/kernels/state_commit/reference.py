@@ -37,10 +37,10 @@ def plan_commit(plan: Plan, step: Step, tables: Sequence[torch.Tensor], *, block
             plan.cut_slots[g, r] = table[slot, boundary // block_size - 1] if cut else 0
 
 
-def commit_states(layers: Layers, plan: Plan, *, rows: int) -> None:
+def commit_states(layers: Layers, plan: Plan, *, rows: int, path: torch.Tensor | None = None) -> None:
     """Advance the state of each of the first ``rows`` rows over its accepted rows of the record, in every layer.
 
-    The state after ``cut`` rows goes to the cut slot, rounded once like the last one.
+    The state after ``cut`` rows goes to the cut slot, rounded once like the last one. ``path`` as in ``Step``.
     """
     for layer in layers.layers:
         for r in range(rows):
@@ -49,13 +49,14 @@ def commit_states(layers: Layers, plan: Plan, *, rows: int) -> None:
                 continue
             real = torch.float64 if layer.state.dtype == torch.float64 else torch.float32
             start = layer.state[slot].to(real)
-            at_cut = advance(start, layer.record, r, list(range(cut)))
+            nodes = _nodes(path, r, accepted)
+            at_cut = advance(start, layer.record, r, nodes[:cut])
             if cut and (target := int(plan.cut_slots[layer.group, r])) > 0:
                 layer.state[target] = at_cut.to(layer.state.dtype)
-            layer.state[slot] = advance(at_cut, layer.record, r, list(range(cut, accepted))).to(layer.state.dtype)
+            layer.state[slot] = advance(at_cut, layer.record, r, nodes[cut:]).to(layer.state.dtype)
 
 
-def commit_windows(layers: Layers, plan: Plan, *, rows: int) -> None:
+def commit_windows(layers: Layers, plan: Plan, *, rows: int, path: torch.Tensor | None = None) -> None:
     """Shift the windows likewise; the window at the cut goes to the cut slot."""
     for layer in layers.layers:
         for r in range(rows):
@@ -64,12 +65,19 @@ def commit_windows(layers: Layers, plan: Plan, *, rows: int) -> None:
                 continue
             if cut and (target := int(plan.cut_slots[layer.group, r])) > 0:
                 layer.window[target] = layer.window[slot]
-                _shift(layer.window, target, layer.inputs, r, cut)
-            _shift(layer.window, slot, layer.inputs, r, accepted)
+                _shift(layer.window, target, layer.inputs, r, cut, path)
+            _shift(layer.window, slot, layer.inputs, r, accepted, path)
 
 
-def _shift(window: torch.Tensor, slot: int, inputs: torch.Tensor, row: int, count: int) -> None:
+def _nodes(path: torch.Tensor | None, row: int, count: int) -> list[int]:
+    return list(range(count)) if path is None else path[row, :count].tolist()
+
+
+def _shift(
+    window: torch.Tensor, slot: int, inputs: torch.Tensor, row: int, count: int, path: torch.Tensor | None
+) -> None:
     one = {"device": window.device}
+    own = None if path is None else path[row : row + 1]
     conv_commit(
-        window, torch.tensor([slot], **one), inputs, torch.tensor([row], **one), None, torch.tensor([count], **one)
+        window, torch.tensor([slot], **one), inputs, torch.tensor([row], **one), own, torch.tensor([count], **one)
     )

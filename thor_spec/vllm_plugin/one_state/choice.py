@@ -12,7 +12,7 @@ from thor_spec.vllm_plugin import compat
 from thor_spec.vllm_plugin.options import PluginOptions
 from thor_spec.vllm_plugin.seam import has_gpu_build
 
-Kernel = Literal["replay", "wy", "native"]
+Kernel = Literal["replay", "wy", "native", "torch"]
 LAYER = "QwenGatedDeltaNetAttention"  # by its class name vLLM looks for a replacement
 
 
@@ -59,12 +59,14 @@ def kernel(vllm_config: Any) -> Kernel:
     """Return what verifies drafts.
 
     ``auto`` is ``replay`` on a GPU until a record shows that ``wy`` is faster there, and vLLM's own operators on a CPU,
-    where our kernels are interpreted.
+    where our kernels are interpreted; those know no trees, which a CPU verifies in torch.
     """
-    wanted = PluginOptions.parse(vllm_config.additional_config).gdn_kernel
-    if wanted != "auto":
-        return wanted
-    return "replay" if has_gpu_build() else "native"
+    options = PluginOptions.parse(vllm_config.additional_config)
+    if options.gdn_kernel != "auto":
+        return options.gdn_kernel
+    if has_gpu_build():
+        return "replay"
+    return "native" if options.tree_shape is None else "torch"
 
 
 def described(vllm_config: Any) -> str:

@@ -10,10 +10,11 @@ import torch
 
 from thor_spec.errors import ConfigError
 from thor_spec.vllm_plugin import compat
-from thor_spec.vllm_plugin.one_state import choice, cpu
+from thor_spec.vllm_plugin.one_state import choice, cpu, unrolled
 from thor_spec.vllm_plugin.one_state.metadata import OneStateBackend, OneStateMetadata
 from thor_spec.vllm_plugin.one_state.native import NativeScratch
 from thor_spec.vllm_plugin.one_state.recorded import RecordScratch
+from thor_spec.vllm_plugin.one_state.unrolled import TorchScratch
 
 _Stock: Any = compat.GDN_LAYER.resolve()
 _forward_context: Any = compat.FORWARD_CONTEXT.resolve()
@@ -39,7 +40,8 @@ class ReconstructedGDN(_Stock):
         self.enable_fused_gdn_spec_decode = False
         self.variant = choice.kernel(vllm_config)
         self.nodes = 1 + int(vllm_config.num_speculative_tokens)
-        scratch = NativeScratch if self.variant == "native" else RecordScratch
+        self.topology: Any = None  # of draft trees, where there are
+        scratch: Any = {"native": NativeScratch, "torch": TorchScratch}.get(self.variant, RecordScratch)
         # Allocated with the weights, and so counted before vLLM sizes its cache.
         self.scratch = scratch(self, vllm_config.scheduler_config.max_num_seqs)
 
@@ -102,7 +104,8 @@ class ReconstructedGDN(_Stock):
     ) -> None:
         """Run prompts through vLLM's own path."""
         if x.device.type == "cpu":
-            cpu.prefill(self, metadata, x, b, a, out)
+            in_torch = x.dtype != torch.bfloat16 and metadata is not None
+            (unrolled.prefill if in_torch else cpu.prefill)(self, metadata, x, b, a, out)
             return
         everything = _forward_context().attn_metadata
         if metadata is None or everything[self.prefix] is metadata:

@@ -13,6 +13,7 @@ from thor_spec.kernels.gdn_common.record import Record
 from thor_spec.kernels.gdn_verify.kernel import gdn_verify
 from thor_spec.kernels.state_commit import kernel
 from thor_spec.kernels.state_commit.plan import Layer, Layers, Plan, Step
+from thor_spec.kernels.tree_paths.reference import TreePaths
 from thor_spec.vllm_plugin.one_state import cpu
 
 
@@ -38,8 +39,9 @@ class RecordScratch:
         slots = on.spec_state_indices_tensor[:, 0]
         rows, starts = on.spec_rows[: len(slots)], on.spec_query_start_loc[: len(slots) + 1]
         weight = cpu.conv_weight(layer.conv1d) if x.device.type == "cpu" else layer.conv1d.weight.flatten(1)
+        parents, paths = _trees(layer.topology, on)
         mixed = conv_tree(
-            x, weight, layer.conv1d.bias, layer.window, slots, None, starts,
+            x, weight, layer.conv1d.bias, layer.window, slots, parents, starts,
             width=layer.nodes, inputs=self.inputs, record_indices=rows, out=x.new_empty(x.shape),
         )  # fmt: skip
         keys, values = layer.key_dim // layer.tp_size, layer.value_dim // layer.tp_size
@@ -47,15 +49,29 @@ class RecordScratch:
         gdn_verify(
             q.unflatten(1, (-1, layer.head_k_dim)), k.unflatten(1, (-1, layer.head_k_dim)),
             v.unflatten(1, (-1, layer.head_v_dim)), a, b, layer.A_log, layer.dt_bias, layer.state, slots, starts,
-            self.record, rows, width=layer.nodes, variant=layer.variant, out=out,
+            self.record, rows, paths=paths, width=layer.nodes, variant=layer.variant, out=out,
         )  # fmt: skip
+
+
+def _trees(topology: Any, on: Any) -> tuple[torch.Tensor | None, TreePaths | None]:
+    """Return parents and paths of the verified rows; None for chains."""
+    if topology is None:
+        return None, None
+    count = len(on.spec_state_indices_tensor)
+    if on.num_prefills == 0:  # in the order of the batch, at the addresses that a graph has captured
+        return topology.row_parents[:count], TreePaths(
+            masks=topology.paths.masks[:count], leaves=topology.paths.leaves[:count]
+        )
+    rows = on.spec_rows[:count].long()
+    paths = TreePaths(masks=topology.paths.masks[rows], leaves=topology.paths.leaves[rows])
+    return topology.row_parents[rows], paths
 
 
 class RecordCommit:
     """Commits of all layers by three launches; nothing waits for the device."""
 
     def __init__(self, layers: Sequence[Any], groups: Sequence[int], tables: Sequence[torch.Tensor], rows: int) -> None:
-        self._layers = Layers.of(
+        self.layers = Layers.of(
             [
                 Layer(state=x.state, window=x.window, record=x.scratch.record, inputs=x.scratch.inputs, group=group)
                 for x, group in zip(layers, groups, strict=True)
@@ -65,11 +81,11 @@ class RecordCommit:
         self._stride = tables[0].stride(0)
         self._plan = Plan.allocate(groups=len(tables), rows=rows, device=tables[0].device)
         for some in {1, rows}:  # compiled now, not in the first request: an empty plan commits nothing
-            kernel.commit_states(self._layers, self._plan, rows=some)
-            kernel.commit_windows(self._layers, self._plan, rows=some)
+            kernel.commit_states(self.layers, self._plan, rows=some)
+            kernel.commit_windows(self.layers, self._plan, rows=some)
 
     def commit(self, step: Step, *, block_size: int) -> None:
         """Fold what the step's rows have gained into their states; ``block_size`` as in ``plan_commit``."""
         kernel.plan_commit(self._plan, step, self._tables, stride=self._stride, block_size=block_size)
-        kernel.commit_states(self._layers, self._plan, rows=step.rows)
-        kernel.commit_windows(self._layers, self._plan, rows=step.rows)
+        kernel.commit_states(self.layers, self._plan, rows=step.rows, path=step.path)
+        kernel.commit_windows(self.layers, self._plan, rows=step.rows, path=step.path)

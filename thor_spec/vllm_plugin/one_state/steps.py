@@ -12,6 +12,7 @@ from thor_spec.kernels.state_commit.plan import Step
 from thor_spec.vllm_plugin import compat
 from thor_spec.vllm_plugin.one_state.native import NativeCommit
 from thor_spec.vllm_plugin.one_state.recorded import RecordCommit
+from thor_spec.vllm_plugin.one_state.unrolled import TorchCommit
 
 
 class Steps:
@@ -22,12 +23,12 @@ class Steps:
 
         self._vllm_config = vllm_config
         self._rows = rows
-        self._layers = [layer for layer in model.modules() if isinstance(layer, ReconstructedGDN)]
-        if not self._layers:
+        self.layers = [layer for layer in model.modules() if isinstance(layer, ReconstructedGDN)]
+        if not self.layers:
             raise ConfigError(
                 "This model has no Gated-DeltaNet layer that can keep one state per sequence. Use --state snapshot."
             )
-        self.scratch_bytes: int = sum(layer.scratch.bytes for layer in self._layers)
+        self.scratch_bytes: int = sum(layer.scratch.bytes for layer in self.layers)
         self.described = ""
         """What a sequence keeps, in words, once memory is bound."""
         self._pending: tuple[Any, torch.Tensor] | None = None
@@ -37,7 +38,7 @@ class Steps:
         self._block_size = 0
         if self._vllm_config.cache_config.mamba_cache_mode == "align":
             self._block_size = self._vllm_config.cache_config.mamba_block_size
-        by_name = {layer.prefix: layer for layer in self._layers}
+        by_name = {layer.prefix: layer for layer in self.layers}
         layers: list[Any] = []
         groups: list[int] = []
         tables: list[torch.Tensor] = []
@@ -46,9 +47,9 @@ class Steps:
                 layers += ours
                 groups += [len(tables)] * len(ours)
                 tables.append(table.gpu)
-        self._layers, self._groups, self._tables = layers, groups, tables
-        kind = NativeCommit if self._layers[0].variant == "native" else RecordCommit
-        self._commit = kind(layers, groups, tables, self._rows)
+        self.layers, self.groups, self.tables = layers, groups, tables
+        kind: Any = {"native": NativeCommit, "torch": TorchCommit}.get(self.layers[0].variant, RecordCommit)
+        self.committer = kind(layers, groups, tables, self._rows)
         kept = sum(layer.state[0].nbytes + layer.window[0].nbytes for layer in layers)
         self.described = (
             f"one per sequence of {kept / 2**20:.2f} MiB (reconstruct, {layers[0].variant}); scratch for {self._rows} "
@@ -74,24 +75,25 @@ class Steps:
         columns = torch.from_numpy(last // self._block_size if self._block_size else 0 * last).long()
         slots = batch.idx_mapping[torch.from_numpy(padded.nonzero()[0]).to(batch.idx_mapping.device)].long()
         columns = columns.to(slots.device)
-        for layer, group in zip(self._layers, self._groups, strict=True):
-            blocks = self._tables[group][slots, columns].long()
+        for layer, group in zip(self.layers, self.groups, strict=True):
+            blocks = self.tables[group][slots, columns].long()
             layer.state[blocks] = 0
             layer.window[blocks] = 0
 
     def prepared(self, input_batch: Any, attn_metadata: dict[str, Any], *, for_capture: bool) -> None:
         """Note which rows the coming forward pass verifies."""
         self._pending = None
-        verified = attn_metadata[self._layers[0].prefix].spec_sequence_masks
+        verified = attn_metadata[self.layers[0].prefix].spec_sequence_masks
         if verified is not None and not for_capture:
             self._pending = input_batch, verified
 
-    def commit(self, idx_mapping: torch.Tensor, computed: torch.Tensor) -> None:
+    def commit(self, idx_mapping: torch.Tensor, computed: torch.Tensor, path: torch.Tensor | None = None) -> None:
         """Fold what the step's rows have gained into their states, and forget the rest.
 
         Args:
             idx_mapping: request slot of each row [R].
             computed: tokens that hold, after the step, by request slot [S].
+            path: as in ``state_commit.plan.Step``.
         """
         if self._pending is None:
             return
@@ -102,5 +104,6 @@ class Steps:
             seq_lens=batch.seq_lens,
             query_start_loc=batch.query_start_loc,
             computed=computed,
+            path=path,
         )
-        self._commit.commit(step, block_size=self._block_size)
+        self.committer.commit(step, block_size=self._block_size)

@@ -1,0 +1,210 @@
+"""Draft trees against chains: tokens per step, tokens per second and the cost of a step, side by side in one run.
+
+    python benchmarks/tree.py --pair nano --arms chain:15 tree:15 tree:32 tree:63 tree:3x3x3 --temperatures 0 0.7
+    python benchmarks/tree.py --dummy --arms chain:15 tree:15 chain:12 tree:3x3     # 35B dimensions: the cost alone
+    python benchmarks/tree.py --pair tiny --arms chain:7 tree:12,7 --prompts 2 --answer 16      # on a CPU: does it run?
+
+An arm is ``chain:K`` or ``tree:SHAPE``, an engine in a process of its own, captured in graphs unless ``--eager``. All
+run ``--rounds`` times, the second time in reverse order. Greedy answers of all arms are compared with those of the
+first: a difference is a tie of two logits, or a fault, and ``thor-spec verify lossless`` tells which.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import state as dimensions
+from record import write
+
+from thor_spec.ddtree.shape import TreeShape
+from thor_spec.vllm_plugin import interpreter
+from thor_spec.vllm_plugin.options import NAME as PLUGIN
+
+ROOT = Path(__file__).parent.parent
+PAIRS = {"tiny": "tiny-hybrid", "nano": "nano-hybrid"}
+
+
+def main() -> None:
+    options = parse()
+    if options.one:
+        print(json.dumps(measure(options, options.one)))
+        return
+    runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in options.arms}
+    for number in range(options.rounds):
+        for arm in options.arms if number % 2 == 0 else reversed(options.arms):
+            started = time.time()
+            runs[arm].append(in_a_process(arm))
+            print(f"{arm}: {time.time() - started:.0f} s", file=sys.stderr, flush=True)
+    settings = {name: value for name, value in vars(options).items() if name != "one"}
+    result = {"settings": settings, "runs": runs, "summary": summary(options, runs)}
+    print(write("tree", result, seeds={"sampling": 0}))
+    print(table(result["summary"]))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--arms", nargs="+", default=["chain:15", "tree:15", "tree:32", "tree:63"])
+    parser.add_argument("--pair", choices=list(PAIRS), default="nano")
+    parser.add_argument("--dummy", action="store_true", help="random weights with the dimensions of Qwen3.5-35B-A3B")
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 0.7])
+    parser.add_argument("--prompts", type=int, default=20)
+    parser.add_argument("--answer", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=1, help="requests at once")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--kernel", default="auto", help="gdn_kernel")
+    parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--utilization", type=float, default=0.6, help="gpu_memory_utilization")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.drafter_kv_heads, options.drafter_window = 4, 2048
+    return options
+
+
+def in_a_process(arm: str) -> dict[str, Any]:
+    """Return what ``measure`` returns, from a process that takes its memory with it."""
+    from thor_spec.vllm_plugin.seam import has_gpu_build
+
+    variables = {
+        "VLLM_PLUGINS": PLUGIN,
+        "VLLM_USE_V2_MODEL_RUNNER": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+    if not has_gpu_build():
+        variables |= interpreter.environment(os.environ.get("PYTHONPATH", ""))
+    with tempfile.NamedTemporaryFile("w+", suffix=".log") as errors:
+        done = subprocess.run(
+            [sys.executable, __file__, *sys.argv[1:], "--one", arm],
+            cwd=ROOT, env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=errors, text=True, check=False,
+        )  # fmt: skip
+        errors.seek(0)
+        if done.returncode:
+            raise SystemExit(f"{arm} failed:\n{errors.read()[-6000:]}\n{done.stdout[-3000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def engine(options: argparse.Namespace, arm: str, folder: Path) -> Any:
+    from vllm import LLM
+
+    from thor_spec.nano import checkpoints, shipped
+    from thor_spec.serve.locate import locate
+    from thor_spec.vllm_plugin.seam import has_gpu_build
+
+    gpu = has_gpu_build()
+    kind, _, shape = arm.partition(":")
+    tree = TreeShape.parse(shape) if kind == "tree" else None
+    if options.dummy:
+        for name, config in (("target", dimensions.TARGET), ("drafter", dimensions.drafter(options))):
+            (folder / name).mkdir()
+            (folder / name / "config.json").write_text(json.dumps(config))
+        target, draft = str(folder / "target"), str(folder / "drafter")
+    else:
+        name = PAIRS[options.pair]
+        drafter = checkpoints.PAIRS.get(name) or shipped.drafter_of(name)
+        target, draft = (str(locate(str(one), print)) for one in (name, drafter))
+    ours = {**({} if gpu else {"runner_kernels": "torch"}), "gdn_kernel": options.kernel}
+    if tree is not None:
+        ours["tree"] = shape
+    return LLM(
+        target,
+        max_model_len=options.context,
+        max_num_seqs=max(options.batch, 2),
+        skip_tokenizer_init=options.dummy,
+        enable_prefix_caching=False,
+        enforce_eager=options.eager or not gpu,
+        disable_log_stats=False,
+        seed=0,
+        speculative_config={
+            "method": "dflash",
+            "model": draft,
+            "num_speculative_tokens": tree.nodes if tree is not None else int(shape),
+        },
+        additional_config={PLUGIN: ours, **({"gdn_prefill_backend": "triton"} if gpu else {})},
+        **({"load_format": "dummy"} if options.dummy else {}),
+        **({"gpu_memory_utilization": options.utilization} if gpu else {"kv_cache_memory_bytes": 256 << 20}),
+    )
+
+
+def measure(options: argparse.Namespace, arm: str) -> dict[str, Any]:
+    """Return, by temperature, what came out and how long it took."""
+    from thor_spec.gates import prompts
+
+    with tempfile.TemporaryDirectory() as folder:
+        llm = engine(options, arm, Path(folder))
+        if options.dummy:
+            asked: list[Any] = [
+                {"prompt_token_ids": [(7 * i + j) % 1000 for j in range(128)]} for i in range(options.prompts)
+            ]
+        else:
+            asked = [text for text in (prompts.read() * 9)[: options.prompts]]
+        answer(llm, asked[:1], 0.0, 16, 1)  # warms what only a real step compiles
+        return {f"{t:g}": answer(llm, asked, t, options.answer, options.batch) for t in options.temperatures}
+
+
+def answer(llm: Any, asked: list[Any], temperature: float, tokens: int, batch: int) -> dict[str, Any]:
+    """Send prompts, ``batch`` at once; return tokens per step and per second."""
+    from vllm import SamplingParams
+
+    before, seconds, out = dimensions.steps(llm), 0.0, []
+    for first in range(0, len(asked), batch):
+        params = [
+            SamplingParams(
+                temperature=temperature, seed=first + i, max_tokens=tokens, ignore_eos=True, detokenize=False
+            )
+            for i in range(len(asked[first : first + batch]))
+        ]
+        started = time.perf_counter()
+        outputs = llm.generate(asked[first : first + batch], params, use_tqdm=False)
+        waited = [output.metrics.first_token_latency for output in outputs]
+        seconds += time.perf_counter() - started - min(waited)
+        out += [list(output.outputs[0].token_ids) for output in outputs]
+    steps = dimensions.steps(llm) - before
+    count = sum(len(ids) - 1 for ids in out)  # the first token comes from the prompt
+    return {
+        "tokens_per_step": round(count / steps, 4),
+        "tokens_per_s": round(count / seconds, 2),
+        "step_ms": round(1e3 * seconds * batch / steps, 4),
+        "tokens": out,
+    }
+
+
+def summary(options: argparse.Namespace, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return medians, ratios to the first arm, and greedy answers that differ from its."""
+    first, found = options.arms[0], {}
+    for arm, rounds in runs.items():
+        for t in rounds[0]:
+            of = {
+                key: statistics.median(r[t][key] for r in rounds)
+                for key in ("tokens_per_step", "tokens_per_s", "step_ms")
+            }
+            base = {key: statistics.median(r[t][key] for r in runs[first]) for key in of}
+            pairs = zip(rounds[0][t]["tokens"], runs[first][0][t]["tokens"], strict=True)
+            of |= {f"{key}_ratio": round(of[key] / base[key], 4) for key in base}
+            of["answers_that_differ"] = sum(a != b for a, b in pairs) if t == "0" else None
+            found[f"{arm} T={t}"] = of
+    return found
+
+
+def table(found: dict[str, Any]) -> str:
+    lines = [f"{'arm':24} {'tok/step':>9} {'tok/s':>9} {'step ms':>9} {'tok/s ratio':>12} {'step ratio':>11} differ"]
+    for name, of in found.items():
+        lines.append(
+            f"{name:24} {of['tokens_per_step']:9.3f} {of['tokens_per_s']:9.1f} {of['step_ms']:9.3f} "
+            f"{of['tokens_per_s_ratio']:12.3f} {of['step_ms_ratio']:11.3f} {of['answers_that_differ']}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

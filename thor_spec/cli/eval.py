@@ -1,0 +1,222 @@
+"""``thor-spec eval``."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from thor_spec.eval.study import Study
+
+EXAMPLE = "Example: thor-spec eval ppl ./my-model --rope yarn --rope drope --length 65536 --out ./yarn"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group of commands."""
+    group = typer.Typer(name="eval", help="See what a rope type does to a model at length.", no_args_is_help=True)
+    meta = "[OPTIONS]"
+    group.command("ppl", options_metavar=meta, epilog=EXAMPLE)(ppl)
+    group.command(
+        "longppl",
+        options_metavar=meta,
+        epilog="Example: thor-spec eval longppl ./my-model --evaluator ./llama --rope yarn --length 65536 --out ./l",
+    )(longppl)
+    group.command(
+        "niah",
+        options_metavar=meta,
+        epilog="Example: thor-spec eval niah ./my-model --rope nope --length 8192 --length 65536 --out ./needles",
+    )(niah)
+    group.command(
+        "ruler",
+        options_metavar=meta,
+        epilog="Example: thor-spec eval ruler ./my-model --rope yarn --length 65536 --task vt --task cwe --out ./ruler",
+    )(ruler)
+    app.add_typer(group)
+
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL [-- VLLM_ARGS...]", help="Checkpoint folder, or name in the local cache.")
+]
+Length = Annotated[list[int], typer.Option(help="Tokens of a text; more than one compares.", metavar="N")]
+Out = Annotated[Path, typer.Option(help="Folder of the evaluation; the same command goes on with it.", metavar="DIR")]
+Ropes = Annotated[
+    list[str] | None,
+    typer.Option(help="Rope type to compare with default, which always runs.", metavar="TYPE", show_default="none"),
+]
+Native = Annotated[
+    int | None, typer.Option(help="Context of the training.", metavar="N", show_default="the checkpoint's")
+]
+Factor = Annotated[
+    float | None,
+    typer.Option(help="Times the native context.", metavar="F", show_default="as the longest text needs"),
+]
+Factors = Annotated[Path | None, typer.Option(help="JSON list of LongRoPE's factors.", metavar="FILE")]
+Corpus = Annotated[str, typer.Option(help="Text, jsonl, parquet, or a folder of them.", metavar="PATH|synthetic")]
+Samples = Annotated[int, typer.Option(help="Texts, or questions for each cell.", min=1)]
+Seed = Annotated[int, typer.Option(help="Of everything that is drawn.")]
+KvCache = Annotated[
+    int | None, typer.Option(help="Bytes of KV cache; without it vLLM decides, or 1 GiB on a CPU.", metavar="BYTES")
+]
+Plots = Annotated[bool, typer.Option("--plots", help="Write plots (SVG) beside the record; needs matplotlib.")]
+
+
+def ppl(
+    context: typer.Context,
+    model: Model,
+    length: Length,
+    out: Out,
+    rope: Ropes = None,
+    rope_native: Native = None,
+    rope_factor: Factor = None,
+    rope_factors: Factors = None,
+    corpus: Corpus = "synthetic",
+    samples: Samples = 4,
+    seed: Seed = 0,
+    kv_cache_memory: KvCache = None,
+    plots: Plots = False,
+) -> None:
+    """Perplexity by distance, within and beyond the native context."""
+    from thor_spec.eval import study
+
+    options = _options(context, rope_factors, kv_cache_memory)
+    _report(
+        study.ppl(_study(model, rope, rope_native, rope_factor, length, corpus, samples, seed, out, options)), plots
+    )
+
+
+def longppl(
+    context: typer.Context,
+    model: Model,
+    evaluator: Annotated[str, typer.Option(help="Model that finds the key tokens; not the tested one.")],
+    length: Length,
+    out: Out,
+    evaluator_context: Annotated[int | None, typer.Option(help="Longest text of the evaluator.", metavar="N")] = None,
+    rope: Ropes = None,
+    rope_native: Native = None,
+    rope_factor: Factor = None,
+    rope_factors: Factors = None,
+    corpus: Corpus = "synthetic",
+    samples: Samples = 1,
+    seed: Seed = 0,
+    kv_cache_memory: KvCache = None,
+    plots: Plots = False,
+) -> None:
+    """Perplexity of the tokens that only the far past tells (LongPPL), and of those beyond the native context."""
+    from thor_spec.eval import study
+
+    options = _options(context, rope_factors, kv_cache_memory)
+    judge = {"context": evaluator_context, "kv_cache_memory": kv_cache_memory}
+    what = _study(model, rope, rope_native, rope_factor, length, corpus, samples, seed, out, options)
+    _report(study.long_ppl(what, evaluator, {k: v for k, v in judge.items() if v is not None}), plots)
+
+
+def niah(
+    context: typer.Context,
+    model: Model,
+    length: Length,
+    out: Out,
+    depth: Annotated[
+        list[float] | None, typer.Option(help="Where the needle is, 0 to 1.", show_default="0, 0.25, 0.5, 0.75, 1")
+    ] = None,
+    choice: Annotated[
+        bool,
+        typer.Option("--choice", help="Found if likelier than a decoy, for models that cannot answer; chance is 1/2."),
+    ] = False,
+    rope: Ropes = None,
+    rope_native: Native = None,
+    rope_factor: Factor = None,
+    rope_factors: Factors = None,
+    corpus: Corpus = "synthetic",
+    samples: Samples = 16,
+    seed: Seed = 0,
+    kv_cache_memory: KvCache = None,
+    plots: Plots = False,
+) -> None:
+    """Needles in haystacks by depth and length, always with plain RoPE as a control."""
+    from thor_spec.eval import study
+
+    options = _options(context, rope_factors, kv_cache_memory)
+    what = _study(model, rope, rope_native, rope_factor, length, corpus, samples, seed, out, options)
+    _report(study.needles(what, depth or [0.0, 0.25, 0.5, 0.75, 1.0], choice=choice), plots)
+
+
+def ruler(
+    context: typer.Context,
+    model: Model,
+    length: Length,
+    out: Out,
+    task: Annotated[
+        list[str] | None, typer.Option(help="Task of RULER's thirteen.", show_default="all that can be asked")
+    ] = None,
+    qa_1: Annotated[Path | None, typer.Option(help="Questions (jsonl) of qa_1.", metavar="FILE")] = None,
+    qa_2: Annotated[Path | None, typer.Option(help="Questions (jsonl) of qa_2.", metavar="FILE")] = None,
+    rope: Ropes = None,
+    rope_native: Native = None,
+    rope_factor: Factor = None,
+    rope_factors: Factors = None,
+    corpus: Corpus = "synthetic",
+    samples: Samples = 16,
+    seed: Seed = 0,
+    kv_cache_memory: KvCache = None,
+    plots: Plots = False,
+) -> None:
+    """RULER's tasks: needles of eight kinds, variables, word counts, and questions from a file."""
+    from thor_spec.eval import study
+
+    options = _options(context, rope_factors, kv_cache_memory)
+    qa = {name: path for name, path in (("qa_1", qa_1), ("qa_2", qa_2)) if path}
+    what = _study(model, rope, rope_native, rope_factor, length, corpus, samples, seed, out, options)
+    _report(study.ruler_tasks(what, task or [], qa), plots)
+
+
+def _options(context: typer.Context, rope_factors: Path | None, kv_cache_memory: int | None) -> dict[str, Any]:
+    options: dict[str, Any] = {"vllm_args": context.obj.rest} if context.obj.rest else {}
+    if rope_factors is not None:
+        options["rope_factors"] = rope_factors
+    if kv_cache_memory is not None:
+        options["kv_cache_memory"] = kv_cache_memory
+    return options
+
+
+def _study(
+    model: str,
+    ropes: list[str] | None,
+    native: int | None,
+    factor: float | None,
+    lengths: list[int],
+    corpus: str,
+    samples: int,
+    seed: int,
+    out: Path,
+    options: dict[str, Any],
+) -> "Study":
+    from thor_spec.eval.study import Study
+
+    return Study(
+        model=model,
+        ropes=ropes or [],
+        native=native,
+        factor=factor,
+        lengths=sorted(set(lengths)),
+        corpus=corpus,
+        samples=samples,
+        seed=seed,
+        out=out,
+        options=options,
+        tell=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+
+
+def _report(path: Path, plots: bool) -> None:
+    from thor_spec import record
+    from thor_spec.eval import plots as drawing
+
+    content = record.read(path).content
+    for head, rows in drawing.tables(content):
+        widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+        for row in [head, *rows]:
+            print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    if plots:
+        drawing.save(content, path.parent)
+    print(path)

@@ -1,0 +1,75 @@
+"""Definition of the trees of a batch, in torch without a loop over requests.
+
+Shapes: R requests, K draft positions, W candidates of each position, N drafted nodes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trees:
+    """Node 0 of each tree is the root; every prefix of the nodes is a tree again."""
+
+    tokens: torch.Tensor
+    """Drafted tokens, nodes 1 to N [R, N], int64. Padding nodes carry some valid token."""
+    parents: torch.Tensor
+    """Parent of each node [R, N + 1], int32; -1: the root, and padding nodes, which nothing can accept."""
+    depths: torch.Tensor
+    """Distance from the root [R, N + 1], int32; 0 for padding nodes."""
+
+    @classmethod
+    def allocate(cls, requests: int, nodes: int, device: torch.device | str) -> "Trees":
+        """Return buffers for ``requests`` trees."""
+        return cls(
+            tokens=torch.empty(requests, nodes, dtype=torch.int64, device=device),
+            parents=torch.empty(requests, nodes + 1, dtype=torch.int32, device=device),
+            depths=torch.empty(requests, nodes + 1, dtype=torch.int32, device=device),
+        )
+
+
+def build_trees(
+    scores: torch.Tensor, tokens: torch.Tensor, chains: torch.Tensor, *, nodes: int, spine: int = 0
+) -> Trees:
+    """Return the trees of the ``nodes`` likeliest prefixes: DDTree, as ``ddtree.best_first`` defines it.
+
+    Args:
+        scores: log probabilities of each position's candidates, likeliest first [R, K, W], float32.
+        tokens: the candidates [R, K, W], integers.
+        chains: whether a request gets the likeliest token of each position and nothing else [R], bool.
+        nodes: how many; a tree that runs out of candidates ends in padding nodes.
+        spine: depth down to which the likeliest tokens are taken first, whatever their probability.
+
+    Of equal scores, the one that could be taken earlier wins.
+    """
+    requests, positions, width = scores.shape
+    found = Trees.allocate(requests, nodes, scores.device)
+    found.parents.fill_(-1)
+    found.depths.zero_()
+    row = torch.arange(requests, device=scores.device)
+
+    # Slot n of the frontier holds the first child of node n, and after that was taken its siblings one after another.
+    def new(dtype: torch.dtype, fill: float) -> torch.Tensor:
+        return torch.full((requests, nodes + 1), fill, dtype=dtype, device=scores.device)
+
+    base, cost = new(torch.float32, 0), new(torch.float32, -torch.inf)
+    depth, rank, parent = (new(torch.int64, 0) for _ in range(3))
+    cost[:, 0] = scores[:, 0, 0]
+    for n in range(1, nodes + 1):
+        best = cost.argmax(1)
+        forced = chains if n > min(spine, positions) else torch.ones_like(chains)
+        best = torch.where(forced, n - 1, best)
+        at = cost[row, best]
+        real = at > -torch.inf
+        d, r, p = depth[row, best], rank[row, best], parent[row, best]
+        found.tokens[:, n - 1] = tokens[row, d, r]
+        found.parents[:, n] = torch.where(real, p, -1)
+        found.depths[:, n] = torch.where(real, d + 1, 0)
+        sibling = base[row, best] + scores[row, d, (r + 1).clamp(max=width - 1)]
+        cost[row, best] = torch.where(real & (r + 1 < width) & ~chains, sibling, -torch.inf)
+        rank[row, best] = (r + 1).clamp(max=width - 1)
+        child = at + scores[row, (d + 1).clamp(max=positions - 1), 0]
+        cost[:, n] = torch.where(real & (d + 1 < positions), child, -torch.inf)
+        base[:, n], depth[:, n], parent[:, n] = at, (d + 1).clamp(max=positions - 1), n
+    return found

@@ -1,0 +1,39 @@
+"""Where we touch vLLM for the CPU build only."""
+
+from thor_spec.vllm_plugin.compat.one_state import reconstructing
+from thor_spec.vllm_plugin.seam import Seam
+
+REGISTER_KERNELS = Seam(
+    target="vllm.triton_utils.dispatcher:register_kernels",
+    signature=("overrides",),
+    why="run the runner's kernels in torch where there is no GPU",
+    drop_when="vLLM brings native CPU kernels for the V2 runner",
+)
+CPU_SPEC_FORWARD = Seam(
+    target="vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:_spec_forward",
+    signature=(
+        "layer",
+        "attn_metadata_i",
+        "mixed_qkv_spec",
+        "b_spec",
+        "a_spec",
+        "conv_buf",
+        "ssm_state",
+        "width",
+        "state_len",
+    ),
+    why="pad verify rows that have fewer than K drafts, which the CPU convolution misplaces",
+    drop_when="the CPU extra moves to vLLM 0.33, which fixes it",
+)
+CPU_PREFILL = reconstructing(
+    "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:_spec_aware_nonspec",
+    "layer",
+    "attn_metadata_i",
+    "mixed_qkv",
+    "b",
+    "a",
+    "core_attn_out",
+    "conv_buf",
+    "ssm_state",
+    "width",
+)

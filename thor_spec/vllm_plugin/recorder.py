@@ -1,0 +1,58 @@
+"""Writes down the chat requests that a server gets, so that ``bench agent`` can replay them.
+
+A line of JSON for each request to ``/v1/chat/completions``: its messages, without the tools that it offers. Unless
+contents are kept, every text is replaced by letters drawn from its hash: as long, and the same wherever it was the
+same, so that conversations still begin alike where they did.
+"""
+
+import hashlib
+import json
+import os
+import random
+import string
+from pathlib import Path
+from typing import Any
+
+PATH = "/v1/chat/completions"
+_KEPT = frozenset({"role", "type", "id", "tool_call_id"})  # what says how a conversation is built
+
+
+class Recorder:
+    """One file, appended to; only its owner may read it."""
+
+    def __init__(self, file: Path, *, contents: bool) -> None:
+        self._file = file
+        self._contents = contents
+
+    def add(self, body: bytes) -> None:
+        """Write down one request; what is no request is left out."""
+        try:
+            messages = json.loads(body)["messages"]
+        except (ValueError, KeyError, TypeError):
+            return
+        if not isinstance(messages, list):
+            return
+        line = json.dumps({"messages": messages if self._contents else hidden(messages)}) + "\n"
+        descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+
+def hidden(value: Any, key: str = "") -> Any:
+    """Return ``value`` with its texts replaced; names of functions too, and JSON within texts."""
+    if isinstance(value, dict):
+        return {name: hidden(inner, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [hidden(inner, key) for inner in value]
+    if not isinstance(value, str) or key in _KEPT:
+        return value
+    if key == "arguments":  # chat templates read these as JSON
+        return json.dumps({"x": _letters(value)})
+    return _letters(value)
+
+
+def _letters(text: str) -> str:
+    rng = random.Random(hashlib.sha256(text.encode()).digest())
+    return "".join(rng.choices(string.ascii_lowercase + " ", k=len(text)))

@@ -1,0 +1,97 @@
+"""Runs an engine over a random schedule with the invariants watched, and writes what it found as JSON.
+
+python -m thor_spec.vllm_plugin.tree.check JOB RESULT; started by ``gates.tree``, under the guard.
+"""
+
+import json
+import os
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from thor_spec.vllm_plugin import compat
+from thor_spec.vllm_plugin.options import NAME
+from thor_spec.vllm_plugin.tree import faults
+from thor_spec.vllm_plugin.tree.watch import Watch
+
+LONGEST_ANSWER = 48
+
+
+def main() -> None:
+    """Run a job: without faults first, then with each fault that is to be seen, all in one engine."""
+    job, result = (Path(argument) for argument in sys.argv[1:])
+    given = json.loads(job.read_text())
+    llm = _engine(given)
+    found = {"": _watched(llm, given, "", rows=given["verified_rows"])}
+    for fault in given["faults"]:
+        found[fault] = _watched(llm, given, fault, rows=given["faulty_rows"])
+    result.write_text(json.dumps(found))
+    sys.stdout.flush()
+    os._exit(0)  # an engine that was broken on purpose does not end in good order
+
+
+def _engine(job: Mapping[str, Any]) -> Any:
+    return compat.LLM.resolve()(
+        job["target"],
+        max_model_len=job["context"],
+        max_num_seqs=job["rows"],
+        max_num_batched_tokens=max(job["context"], 256),
+        enforce_eager=True,  # what a graph replays cannot be looked at in between
+        async_scheduling=False,  # nor what has been scheduled ahead
+        enable_prefix_caching=False,
+        kv_cache_memory_bytes=job["kv_cache_bytes"],
+        seed=0,
+        speculative_config={
+            "method": "dflash",
+            "model": job["drafter"],
+            "num_speculative_tokens": job["nodes"],
+        },
+        additional_config={NAME: job["options"], **job["additional"]},
+    )
+
+
+def _watched(llm: Any, job: Mapping[str, Any], fault: str, *, rows: int) -> dict[str, Any]:
+    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    intact = faults.Intact(runner)
+    if fault:
+        faults.plant(fault, runner)
+    watch = Watch(runner, seed=job["seed"])
+    try:
+        steps = _play(llm, watch, job, rows=rows)
+    finally:
+        intact.restore()
+    return {**watch.counts, "steps": steps, "told": watch.told, "layers": len(watch.layers)}
+
+
+def _play(llm: Any, watch: Any, job: Mapping[str, Any], *, rows: int) -> int:
+    """Answer random requests until enough rows were verified; return the steps."""
+    sampling = compat.SAMPLING_PARAMS.resolve()
+    engine, rng = llm.llm_engine, random.Random(job["seed"])
+    scheduler = engine.engine_core.engine_core.scheduler
+    texts: Sequence[list[int]] = [llm.get_tokenizer().encode(text) for text in job["prompts"]]
+    longest = job["context"] - LONGEST_ANSWER - 2
+    asked = steps = 0
+    while sum(watch.rows_of(kind) for kind in ("chain", "tree")) < rows:
+        while len(scheduler.running) + len(scheduler.waiting) < job["rows"]:
+            tokens = rng.choice(texts)
+            tokens = (tokens * 4)[rng.randrange(len(tokens)) :][: rng.randint(1, longest)]
+            greedy = rng.random() < 0.5
+            params = sampling(
+                temperature=0.0 if greedy else rng.choice([0.7, 1.0]), seed=asked, ignore_eos=True, detokenize=False,
+                max_tokens=rng.randint(2, LONGEST_ANSWER), repetition_penalty=1.1 if rng.random() < 0.1 else 1.0,
+            )  # fmt: skip
+            engine.add_request(f"r{asked}", {"prompt_token_ids": tokens}, params)
+            asked += 1
+        for request in scheduler.running:
+            if rng.random() < 0.2:
+                request.spec_token_ids = request.spec_token_ids[: rng.randint(0, job["nodes"])]
+        engine.step()
+        steps += 1
+    engine.abort_request([request.request_id for request in (*scheduler.running, *scheduler.waiting)], internal=True)
+    return steps
+
+
+if __name__ == "__main__":
+    main()

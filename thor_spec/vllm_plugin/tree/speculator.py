@@ -1,0 +1,101 @@
+"""vLLM's DFlash speculator, drafting trees out of the one pass that it makes anyway.
+
+Shapes: R rows of the batch, S request slots, K draft positions, N drafted nodes, W candidates of a position.
+"""
+
+import copy
+from typing import Any
+
+import torch
+
+from thor_spec.ddtree.shape import TreeShape
+from thor_spec.kernels.tree_build import kernel, reference
+from thor_spec.kernels.tree_build.reference import Trees
+from thor_spec.vllm_plugin import compat
+from thor_spec.vllm_plugin.tree import choice
+from thor_spec.vllm_plugin.tree.topology import Topology
+
+_DFlash: Any = compat.DFLASH_SPECULATOR.resolve()
+
+
+class TreeSpeculator(_DFlash):
+    """Asks the drafter for K positions, and gives N nodes; ``topology`` learns how they hang together."""
+
+    def __init__(self, vllm_config: Any, device: torch.device, shape: TreeShape) -> None:
+        self.shape = shape
+        self._deep = shape.deep(choice.positions(vllm_config))
+        narrow = copy.copy(vllm_config)  # shares everything, as vLLM's own copy does
+        narrow.speculative_config = copy.copy(vllm_config.speculative_config)
+        narrow.speculative_config.num_speculative_tokens = self._deep
+        super().__init__(narrow, device)
+        rows = self.max_num_reqs * self._deep
+        self._width = min(shape.candidates(), self.vocab_size)
+        # Written inside the drafter's graph.
+        self._scores = torch.zeros(rows, self._width, dtype=torch.float32, device=device)
+        self._candidates = torch.zeros(rows, self._width, dtype=torch.int64, device=device)
+        if shape.widths:
+            parents, depths, ranks = (torch.tensor(x, device=device) for x in shape.layout())
+            self._fixed = parents.to(torch.int32), depths.to(torch.int32), ranks
+        self._topology: Topology | None = None
+
+    def set_attn(self, model_state: Any, *args: Any) -> None:
+        """Find the topology, which the model state has made."""
+        super().set_attn(model_state, *args)
+        self._topology = model_state.topology
+
+    def _num_graph_context_tokens(self, num_reqs: int) -> int:
+        return min(num_reqs * (self.shape.nodes + 1), int(self.max_num_tokens))
+
+    def sample_draft(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Keep each position's likeliest tokens, and return the first [R K]."""
+        logits = self.compute_draft_logits(hidden_states, 0)
+        scores, candidates = logits.float().log_softmax(-1).topk(self._width)
+        self._scores[: len(scores)] = scores
+        self._candidates[: len(scores)] = candidates
+        return candidates[:, 0]
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
+        *args: Any,
+        dummy_run: bool = False,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Return the nodes of each row's next tree [R, N]."""
+        topology = self._topology
+        if topology is not None and not dummy_run:
+            order = topology.of_path(input_batch.idx_mapping, input_batch.num_tokens)
+            last_hidden_states = last_hidden_states[order]
+            if aux_hidden_states:
+                aux_hidden_states = [hidden[order] for hidden in aux_hidden_states]
+        drafts: torch.Tensor = super().propose(
+            input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states, *args,
+            dummy_run=dummy_run, **kwargs,
+        )  # fmt: skip
+        if topology is None or dummy_run:
+            return drafts.new_zeros(len(drafts), self.shape.nodes)
+        slots = input_batch.idx_mapping[: input_batch.num_reqs].long()
+        trees = self._build(len(drafts), topology.requests_for_chains()[slots])
+        topology.drafted(slots, trees)
+        return trees.tokens
+
+    def _build(self, rows: int, chains: torch.Tensor) -> Trees:
+        scores = self._scores[: rows * self._deep].view(rows, self._deep, self._width)
+        candidates = self._candidates[: rows * self._deep].view(rows, self._deep, self._width)
+        build = kernel.build_trees if scores.is_cuda else reference.build_trees
+        trees = build(scores, candidates, chains, nodes=self.shape.nodes)
+        if not self.shape.widths:
+            return trees
+        parents, depths, ranks = self._fixed
+        tokens = candidates[:, depths[1:].long() - 1, ranks[1:]]
+        one = chains[:, None]
+        return Trees(
+            tokens=torch.where(one, trees.tokens, tokens),
+            parents=torch.where(one, trees.parents, parents),
+            depths=torch.where(one, trees.depths, depths),
+        )
