@@ -1,6 +1,7 @@
 """How the launch is cut: by shapes known on the host alone, so that a captured graph keeps its grid."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Self
 
 MAX_SPLITS = 128
@@ -37,10 +38,15 @@ class Tiles:
         programs = -(-width * group // rows) * requests * kv_heads
         most = max(1, min(MAX_SPLITS, -(-max_slots // (slots * LEAST)), WAVES * sms * resident // programs))
         merge = 2 * width * group / max_slots  # bytes of a float32 part, written and read, over those of all slots
-
-        def time(splits: int) -> float:
-            waves = -(-programs * splits // (sms * resident))
-            return waves / splits * (1 + merge * (splits - 1))
-
-        splits = min(range(1, most + 1), key=time)
+        splits = _splits(programs, sms * resident, most, merge)
         return cls(rows=rows, slots=slots, splits=splits, warps=warps, stages=stages)
+
+
+@cache
+def _splits(programs: int, resident: int, most: int, merge: float) -> int:
+    """Return the number of splits, up to ``most``, that takes least time in whole rounds of ``resident`` programs."""
+
+    def time(splits: int) -> float:
+        return -(-programs * splits // resident) / splits * (1 + merge * (splits - 1))
+
+    return min(range(1, most + 1), key=time)
