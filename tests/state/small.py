@@ -1,5 +1,6 @@
 """A hybrid and a drafter smaller than the tiny ones, so that states can be interpreted."""
 
+import json
 from pathlib import Path
 
 
@@ -34,4 +35,25 @@ def make(folder: Path, head_dim: int, layers: int = 4) -> tuple[Path, Path]:
     )  # fmt: skip
     with fit.reproducible(5):
         drafter.Drafter(shape).save(at[1])
+    add_mtp_head(at[0], layers)
     return at
+
+
+def add_mtp_head(target: Path, layers: int) -> None:
+    """Give ``target`` one MTP layer, a copy of its last one, so that it may draft for itself."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    file = target / "model.safetensors"
+    weights = load_file(file)
+    last, own = f"model.layers.{layers - 1}.", {}
+    for name, tensor in weights.items():
+        if name.startswith(last):
+            own[f"mtp.layers.0.{name.removeprefix(last)}"] = tensor.clone()
+    hidden = weights["model.norm.weight"].numel()
+    unit = torch.eye(hidden, dtype=torch.bfloat16)
+    own |= {"mtp.fc.weight": torch.cat([unit, unit], dim=1).contiguous(), "mtp.norm.weight": weights["model.norm.weight"].clone()}
+    own |= {f"mtp.pre_fc_norm_{part}.weight": torch.zeros(hidden, dtype=torch.bfloat16) for part in ("embedding", "hidden")}
+    save_file({**weights, **own}, file, metadata={"format": "pt"})
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
