@@ -1,7 +1,8 @@
 """One recurrent state per sequence against one per draft position: what fits, and how fast it is, side by side.
 
     python benchmarks/state.py                                   # on an H200: the arms under load, 8 minutes at most
-    python benchmarks/state.py --only capacity                   # other K and drafters: starts that load nothing
+    python benchmarks/state.py --only capacity                   # other K and drafters: starts without requests
+    python benchmarks/state.py --only mtp                        # three drafts by the target's own head
     python benchmarks/state.py --only 'reconstruct-wy *'         # one arm again
     python benchmarks/state.py --tiny                            # on a CPU: does it run?
 
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import qwen35
 from engine_process import run_again
 from record import write
 
@@ -33,27 +35,14 @@ ARMS = {
     "reconstruct-wy": {"state": "reconstruct", "gdn_kernel": "wy"},
     "none": None,
 }
-DRAFTERS = {  # layers, KV heads of 128, whether all layers but the last slide over WINDOW tokens
-    "wide": (5, 8, False),  # the one of the published 9.91 sequences
-    "window": (5, 4, True),  # as published for the 27B
-    "narrow": (5, 2, True),  # about the least that a drafter's cache can be
+DRAFTERS = {  # layers, KV heads of 128, and the window over which all layers but the last slide
+    "wide": (5, 8, None),  # the one of the published 9.91 sequences
+    "window": (5, 4, 2048),  # as published for the 27B
+    "narrow": (5, 2, 2048),  # about the least that a drafter's cache can be
     "mtp": None,  # the target's own head: one layer like the target's attention
 }
-WINDOW = 2048
 UTILIZATIONS, SEATS = (0.6, 0.75, 0.9), (256, 64)
 GOALS = {"sequences": 45.0, "sequences_ratio": 4.5, "load_tokens_per_s": 2.0, "load_ttft_p99": 4.0, "step_time": 1.0}
-BLOCK = 16
-VOCABULARY, MASK = 248320, 248070
-TARGET = {  # the dimensions of Qwen3.5-35B-A3B are the defaults of this model type
-    "architectures": ["Qwen3_5MoeForCausalLM"],
-    "model_type": "qwen3_5_moe_text",
-    "max_position_embeddings": 262144,
-    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 10,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
-    "mtp_num_hidden_layers": 1,
-    "mamba_ssm_dtype": "float32",
-    "dtype": "bfloat16",
-}
 
 
 @dataclass(frozen=True)
@@ -61,7 +50,7 @@ class Run:
     """One engine."""
 
     group: str
-    """``load``: requests are sent. ``capacity``: it only starts, without compilation and graphs."""
+    """``load`` and ``mtp``: requests are sent. ``capacity``: it only starts, without compilation and graphs."""
     arm: str
     drafts: int
     drafter: str = "wide"
@@ -79,9 +68,10 @@ class Run:
 RUNS = (
     *(Run("load", arm, 15) for arm in ("snapshot", "reconstruct", "reconstruct-wy")),
     Run("load", "none", 0),
+    *(Run("mtp", arm, 3, "mtp") for arm in ("snapshot", "reconstruct", "reconstruct-wy")),  # the TreeWY paper's setting
     *(
         Run("capacity", arm, drafts, drafter)
-        for drafts, drafter in ((15, "window"), (15, "narrow"), (3, "wide"), (7, "wide"), (3, "mtp"), (7, "mtp"))
+        for drafts, drafter in ((15, "window"), (15, "narrow"), (3, "wide"), (7, "wide"))
         for arm in ("snapshot", "reconstruct")
     ),
 )
@@ -95,7 +85,7 @@ def main() -> None:
     known: dict[str, Any] = json.loads(options.merge.read_text())["runs"] if options.merge else {}
     settings = {name: value for name, value in vars(options).items() if name not in ("one", "merge")}
     record: Path | None = None
-    ends, longest = time.monotonic() + 60 * options.minutes, {"load": 0.0, "capacity": 0.0}
+    ends, longest = time.monotonic() + 60 * options.minutes, dict.fromkeys((run.group for run in RUNS), 0.0)
     with tempfile.TemporaryDirectory() as folder:
         for number, run in enumerate(RUNS):
             if not any(fnmatch.fnmatch(part, only) for only in options.only for part in (run.name, run.group)):
@@ -118,7 +108,9 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--only", nargs="+", default=["load"], metavar="GROUP|RUN", help="load, capacity, or a pattern")
+    parser.add_argument(
+        "--only", nargs="+", default=["load"], metavar="GROUP|RUN", help="load, mtp, capacity, or a pattern"
+    )
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--utilization", type=float, default=0.75, help="gpu_memory_utilization")
     parser.add_argument("--context", type=int, default=32768)
@@ -131,7 +123,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, default=3, help="of the single request")
     parser.add_argument("--caching", action="store_true", help="prefix caching, in align mode")
     parser.add_argument("--tp", type=int, default=1)
-    parser.add_argument("--compiled", action="store_true", help="as vLLM starts by itself; each start takes minutes more")
+    parser.add_argument(
+        "--compiled", action="store_true", help="as vLLM starts by itself; each start takes minutes more"
+    )
     parser.add_argument("--tiny", action="store_true", help="tiny-hybrid instead of the 35B, and little of everything")
     parser.add_argument("--merge", type=Path, help="record of an earlier command")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
@@ -150,36 +144,6 @@ def in_a_process(run: Run, number: int, folder: Path) -> dict[str, Any]:
         return {"failed": str(failure)}
 
 
-def configuration(drafter: str) -> dict[str, Any]:
-    """Return the configuration of a DFlash drafter."""
-    layers, kv_heads, slides = DRAFTERS[drafter]  # type: ignore[misc]  # never mtp
-    kinds = ["sliding_attention" if slides else "full_attention"] * (layers - 1) + ["full_attention"]
-    return {
-        "architectures": ["DFlashDraftModel"],
-        "model_type": "qwen3",
-        "vocab_size": VOCABULARY,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 32,
-        "num_key_value_heads": kv_heads,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "max_position_embeddings": 262144,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7},
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "tie_word_embeddings": False,
-        "layer_types": kinds,
-        **({"sliding_window": WINDOW, "use_sliding_window": True} if slides else {}),
-        "block_size": BLOCK,
-        "num_target_layers": 40,
-        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [1, 10, 19, 28, 37]},
-        "dtype": "bfloat16",
-    }
-
-
 def engine(options: argparse.Namespace, run: Run, folder: Path) -> Any:
     from vllm import LLM
 
@@ -194,7 +158,10 @@ def engine(options: argparse.Namespace, run: Run, folder: Path) -> Any:
         run = Run(run.group, run.arm, min(run.drafts, 7))
     else:
         target, draft = str(folder / "target"), str(folder / "drafter")
-        for path, config in ((target, TARGET), (draft, configuration(run.drafter) if run.drafter != "mtp" else {})):
+        configurations = {target: qwen35.target()}
+        if (shape := DRAFTERS[run.drafter]) is not None:
+            configurations[draft] = qwen35.drafter(*shape)
+        for path, config in configurations.items():
             Path(path).mkdir()
             (Path(path) / "config.json").write_text(json.dumps(config))
     if run.drafts:
@@ -218,7 +185,7 @@ def engine(options: argparse.Namespace, run: Run, folder: Path) -> Any:
         seed=0,
         speculative_config=speculation,
         additional_config={PLUGIN: ours, **({"gdn_prefill_backend": "triton"} if gpu else {})},
-        **({} if options.tiny else {"load_format": "dummy"}),
+        **({} if options.tiny else {"load_format": "dummy", "mamba_ssm_cache_dtype": "float32"}),
         **({"gpu_memory_utilization": options.utilization} if gpu else {"kv_cache_memory_bytes": 256 << 20}),
         **graphs(options, run, gpu=gpu),
     )

@@ -117,8 +117,8 @@ def additional(options: dict[str, Any]) -> dict[str, Any]:
 
 def drafter(case: dict[str, Any]) -> dict[str, Any]:
     """Return what drafts: DFlash, or the target's own MTP head."""
-    drafts = {"num_speculative_tokens": case["drafts"]}
-    return {"method": "mtp", **drafts} if case.get("mtp") else {"method": "dflash", "model": case["drafter"], **drafts}
+    which = {"method": "mtp"} if case.get("mtp") else {"method": "dflash", "model": case["drafter"]}
+    return {**which, "num_speculative_tokens": case["drafts"], **case.get("speculation", {})}
 
 
 def generate(case: dict[str, Any]) -> dict[str, Any]:
@@ -134,8 +134,9 @@ def generate(case: dict[str, Any]) -> dict[str, Any]:
         case["target"],
         max_model_len=1024,
         max_num_seqs=8,
+        enforce_eager=case.get("eager", False),
         enable_prefix_caching=case["caching"],
-        **({"kv_cache_memory_bytes": case["cache_bytes"]} if "cache_bytes" in case else {"gpu_memory_utilization": 0.3}),
+        kv_cache_memory_bytes=case["cache_bytes"],
         seed=0,
         skip_tokenizer_init=True,
         disable_log_stats=False,
@@ -149,9 +150,10 @@ def generate(case: dict[str, Any]) -> dict[str, Any]:
     for i in range(case["requests"]):
         start, length = rng.randrange(len(TOKENS)), rng.randint(1, case.get("longest_prompt", 600))
         prompts.append({"prompt_token_ids": (TOKENS * 2)[start : start + length]})
+        answer = rng.randint(8, case.get("longest_answer", 96))
         params.append(
-            SamplingParams(temperature=(0.0, 0.8)[i % 2], seed=i, max_tokens=rng.randint(8, case.get("longest_answer", 96)), ignore_eos=True,
-                           logprobs=2, detokenize=False)
+            SamplingParams(temperature=(0.0, 0.8)[i % 2], seed=i, max_tokens=answer, ignore_eos=True, logprobs=2,
+                           detokenize=False)
         )  # fmt: skip
     outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
     accepted = sum(m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_accepted_tokens")
@@ -194,7 +196,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         prefix_cache_retention_interval=None,  # states of every boundary, those of answers too
         seed=0,
         skip_tokenizer_init=True,
-        speculative_config={**drafter(case), **case.get("speculation", {})},
+        speculative_config=drafter(case),
         additional_config=additional(case["options"]),
     )
     engine = llm.llm_engine

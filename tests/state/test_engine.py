@@ -111,6 +111,32 @@ def test_kernels_in_the_engine(pair: tuple[Path, Path], tmp_path: Path) -> None:
     assert wy["checked"]["states"] > 10
 
 
+def test_mtp_chains(pair: tuple[Path, Path]) -> None:
+    """The target's own head drafts: what drafts is nothing to a state."""
+    chance = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}
+    common = {**ON, "mtp": True, "drafts": 3, "speculation": chance, "steps": 40}
+    theirs, ours = run(
+        case(pair, common, options={"state": "snapshot"}),
+        case(pair, common, options={"state": "reconstruct"}, watched=True),
+    )
+    assert ours["layers"] == "ReconstructedGDN"
+    for what in ("tokens", "logprobs", "states"):
+        assert ours[what] == theirs[what]
+    assert {int(n) for n in ours["drafts"]} == set(range(4))
+    assert len(ours["states"]) > 50
+
+
+def test_two_ranks_answer_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each keeps the states of its heads. Snapshots of two ranks too: sums of two are not those of one."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else each rank wants a NUMA node of its own
+    of_two = small.make(tmp_path, 64, layers=2, ranks=2)
+    common = {"tp": 2, "eager": True, "caching": False, "seed": 7, "requests": 4, "longest_prompt": 60}
+    theirs, ours = run(*(case(of_two, common, options={"state": state}) for state in ("snapshot", "reconstruct")))
+    assert ours["tokens"] == theirs["tokens"]
+    assert ours["logprobs"] == theirs["logprobs"]
+    assert ours["accepted"] > 0
+
+
 @pytest.fixture(scope="module")
 def alone(pair: tuple[Path, Path]) -> list[Result]:
     """What vLLM's snapshots cannot be compared with: prompts of one token, and faults."""

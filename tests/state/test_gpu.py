@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1200)]
 def tiny() -> dict[str, str]:
     os.environ["VLLM_GDN_DECODE_KERNEL"] = "triton"
     target, drafter = (checkpoints.ensure(name) for name in ("tiny-hybrid", checkpoints.PAIRS["tiny-hybrid"]))
-    return {"target": str(target), "drafter": str(drafter)}
+    return {"target": str(target), "drafter": str(drafter), "cache_bytes": 1 << 30}
 
 
 def pair(common: dict[str, Any], **ours: Any) -> list[dict[str, Any]]:
@@ -32,7 +32,7 @@ def test_committed_states_have_the_bits_of_snapshots(tiny: dict[str, str], cachi
     """Full and piecewise graphs, chunked prompts beside decodes, preemption, aborts; every committed state."""
     common = {
         **tiny, "drafts": 7, "caching": caching, "budget": 544 if caching else 64, "seed": 3, "steps": 300,
-        "cache_bytes": 1 << 30, "longest_prompt": 150, "longest_answer": 24, "eager": False,
+        "longest_prompt": 150, "longest_answer": 24, "eager": False,
         "speculation": {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.0},
     }  # fmt: skip
     theirs, ours = run(*pair(common, gdn_kernel="replay"))

@@ -59,8 +59,8 @@ def obstacle(vllm_config: Any) -> str | None:
 def kernel(vllm_config: Any) -> Kernel:
     """Return what verifies drafts.
 
-    ``auto`` is the fastest lossless one on a GPU, see ``measured``, and vLLM's own operators on a CPU, where our kernels
-    are interpreted; those know no trees, which a CPU verifies in torch.
+    ``auto`` is the fastest lossless one on a GPU, see ``measured``. On a CPU, where our kernels are interpreted, it is
+    vLLM's own operators; those know no trees, which a CPU verifies in torch.
     """
     options = PluginOptions.parse(vllm_config.additional_config)
     if options.gdn_kernel != "auto":
