@@ -5,7 +5,6 @@ committed state can be compared: with vLLM's, and with a recurrence that runs be
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -30,9 +29,9 @@ Result = dict[str, Any]
 together = pytest.mark.xdist_group  # tests that share engines stay in one process
 
 
-def run(*cases: Result) -> list[Result]:
+def run(*cases: Result, timeout: float = 280) -> list[Result]:
     command = [sys.executable, "-m", "tests.state.drive", json.dumps(cases)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, env=os.environ, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     results: list[Result] = json.loads(done.stdout.splitlines()[-1])
     return results
