@@ -93,15 +93,15 @@ def main() -> None:
                 continue
             started = time.monotonic()
             if started + longest[run.group] > ends:
-                known[run.name] = {"left_out": f"{options.minutes:g} minutes were over"}
+                known.setdefault(run.name, {"left_out": f"{options.minutes:g} minutes were over"})
             else:
                 known[run.name] = in_a_process(run, number, Path(folder))
                 longest[run.group] = max(longest[run.group], time.monotonic() - started)
             result = {"settings": settings, "runs": known, "against_stock": compared(known)}
             record = write("state", result, seeds={"sampling": 0}, instead_of=record)
-            how = next((known[run.name][why] for why in ("left_out", "failed") if why in known[run.name]), "done")
-            how = next((line for line in reversed(how.splitlines()) if "Error: " in line), how[:200])
-            print(f"{run.name}: {how}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+            why = known[run.name].get("left_out") or known[run.name].get("failed") or "done"
+            why = next((line for line in reversed(why.splitlines()) if "Error: " in line), why[:200])
+            print(f"{run.name}: {why}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     print(record)
     print(table(known))
     print(targets(known, compared(known)))
