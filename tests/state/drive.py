@@ -49,7 +49,7 @@ def converse(case: dict[str, Any]) -> list[dict[str, Any]]:
         enable_prefix_caching=True,
         seed=0,
         skip_tokenizer_init=True,
-        speculative_config={"method": "dflash", "model": case["drafter"], "num_speculative_tokens": case["drafts"]},
+        speculative_config=drafter(case),
         additional_config=additional({}),
     )
     found = _played(llm)
@@ -115,6 +115,12 @@ def additional(options: dict[str, Any]) -> dict[str, Any]:
     return {"thor_spec": {"runner_kernels": "torch", **options}}
 
 
+def drafter(case: dict[str, Any]) -> dict[str, Any]:
+    """Return what drafts: DFlash, or the target's own MTP head."""
+    which = {"method": "mtp"} if case.get("mtp") else {"method": "dflash", "model": case["drafter"]}
+    return {**which, "num_speculative_tokens": case["drafts"], **case.get("speculation", {})}
+
+
 def generate(case: dict[str, Any]) -> dict[str, Any]:
     """Build an engine as users do, and let it answer ``requests`` prompts at once; return the tokens."""
     import random
@@ -128,28 +134,26 @@ def generate(case: dict[str, Any]) -> dict[str, Any]:
         case["target"],
         max_model_len=1024,
         max_num_seqs=8,
+        enforce_eager=case.get("eager", False),
         enable_prefix_caching=case["caching"],
-        gpu_memory_utilization=0.3,
+        kv_cache_memory_bytes=case["cache_bytes"],
         seed=0,
         skip_tokenizer_init=True,
         disable_log_stats=False,
         tensor_parallel_size=case.get("tp", 1),
-        speculative_config={
-            "method": "dflash",
-            "model": case["drafter"],
-            "num_speculative_tokens": case["drafts"],
-        },
+        speculative_config=drafter(case),
         additional_config=additional(case["options"]),
     )
     rng = random.Random(case["seed"])
     prompts: list[Any] = []
     params = []
     for i in range(case["requests"]):
-        start, length = rng.randrange(len(TOKENS)), rng.randint(1, 600)
+        start, length = rng.randrange(len(TOKENS)), rng.randint(1, case.get("longest_prompt", 600))
         prompts.append({"prompt_token_ids": (TOKENS * 2)[start : start + length]})
+        answer = rng.randint(8, case.get("longest_answer", 96))
         params.append(
-            SamplingParams(temperature=(0.0, 0.8)[i % 2], seed=i, max_tokens=rng.randint(8, 96), ignore_eos=True,
-                           logprobs=2, detokenize=False)
+            SamplingParams(temperature=(0.0, 0.8)[i % 2], seed=i, max_tokens=answer, ignore_eos=True, logprobs=2,
+                           detokenize=False)
         )  # fmt: skip
     outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
     accepted = sum(m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_accepted_tokens")
@@ -192,12 +196,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         prefix_cache_retention_interval=None,  # states of every boundary, those of answers too
         seed=0,
         skip_tokenizer_init=True,
-        speculative_config={
-            "method": "dflash",
-            "model": case["drafter"],
-            "num_speculative_tokens": drafts,
-            **case.get("speculation", {}),
-        },
+        speculative_config=drafter(case),
         additional_config=additional(case["options"]),
     )
     engine = llm.llm_engine
