@@ -75,6 +75,8 @@ class ServeConfig:
     position; None takes one where nothing forbids it."""
     gdn_kernel: str | None = None
     """How drafts are verified on Gated-DeltaNet layers with one state: ``replay``, ``wy``, or ``auto`` (None)."""
+    drafter_window: int | None = None
+    """Tokens, the last ones, that the drafter attends to and keeps a cache of; None: all."""
     mode: str | None = None
     """Of a block-diffusion model: ``quality`` (None), ``speed`` or ``2.0`` name both thresholds."""
     threshold: float | None = None
@@ -263,6 +265,7 @@ _PROFILE_TYPES: dict[str, type] = {
     "accept_delta": float,
     "state": str,
     "gdn_kernel": str,
+    "drafter_window": int,
     "mode": str,
     "threshold": float,
     "edit_threshold": float,

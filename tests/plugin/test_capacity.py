@@ -1,6 +1,7 @@
 """The plan's cut of the cache into groups, against the functions of the installed vLLM; no engine is started."""
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,33 +10,54 @@ import pytest
 from tests.shapes import DRAFTER_35B, QWEN35_35B
 from thor_spec.capacity import blocks
 from thor_spec.capacity.shape import ModelShape
+from thor_spec.vllm_plugin.drafter_cache import fitting_block
 
 
-def _specs(target: ModelShape, drafter: ModelShape | None, block: int, page: int, drafts: int) -> dict[str, Any]:
+def _specs(
+    target: ModelShape,
+    drafter: ModelShape | None,
+    block: int,
+    page: int,
+    drafts: int,
+    *,
+    window: int | None = None,
+    fitted: bool = False,
+) -> dict[str, Any]:
     """Return what the layers tell vLLM, with the page that its platform code pads states to."""
     import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
     def attention(shape: ModelShape) -> Any:
-        heads, size = shape.attention.kv_heads, shape.attention.head_dim
-        return FullAttentionSpec(block_size=block, num_kv_heads=heads, head_size=size, dtype=torch.bfloat16)
+        size: dict[str, Any] = {"num_kv_heads": shape.attention.kv_heads, "head_size": shape.attention.head_dim}
+        size |= {"block_size": block, "dtype": torch.bfloat16}
+        if shape is target or window is None:
+            spec: Any = FullAttentionSpec(**size)
+        else:
+            spec = SlidingWindowSpec(**size, sliding_window=window)
+        fits = fitting_block(block, spec.page_size_bytes, page) if fitted and shape is not target else None
+        return replace(spec, block_size=fits) if fits and fits % 16 == 0 else spec
 
     delta = target.delta_net
     assert delta is not None
     state = MambaSpec(
-        shapes=((delta.channels, delta.taps - 1 + drafts), (delta.value_heads, delta.value_dim, delta.key_dim)),
+        shapes=(
+            (delta.channels, delta.taps - 1 + (0 if fitted else drafts)),
+            (delta.value_heads, delta.value_dim, delta.key_dim),
+        ),
         dtypes=(torch.bfloat16, torch.float32),
         block_size=32768,
         page_size_padded=page,
-        num_speculative_blocks=drafts,
+        num_speculative_blocks=0 if fitted else drafts,
     )
     found = {f"target.{i}": attention(target) for i in range(target.attention.layers)}
     found |= {f"state.{i}": state for i in range(delta.layers)}
     return found | ({f"draft.{i}": attention(drafter) for i in range(drafter.attention.layers)} if drafter else {})
 
 
+@pytest.mark.parametrize("window", [None, 1024])
+@pytest.mark.parametrize("kind", ["snapshot", "reconstruct"])
 @pytest.mark.parametrize("seed", range(24))
-def test_groups_and_blocks_are_vllm_s(seed: int) -> None:
+def test_groups_and_blocks_are_vllm_s(seed: int, kind: blocks.StateKind, window: int | None) -> None:
     from vllm.v1.core import kv_cache_utils as vllm_blocks
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
@@ -50,12 +72,21 @@ def test_groups_and_blocks_are_vllm_s(seed: int) -> None:
     drafter = ModelShape.parse(
         "drafter", {**DRAFTER_35B, "num_key_value_heads": heads, "num_hidden_layers": draft_layers}
     )
+    in_flight = rng.choice((512, 4096, 65536))
     ours = blocks.layout(
-        target, drafter if drafts else None, drafts=drafts, kind="snapshot", kv_dtype="auto", state_dtype="float32"
+        target,
+        drafter if drafts else None,
+        drafts=drafts,
+        kind=kind,
+        kv_dtype="auto",
+        state_dtype="float32",
+        drafter_window=window,
+        in_flight_tokens=in_flight,
     )
+    fitted = kind == "reconstruct"
     token = target.attention.bytes_per_token(2)
     assert target.delta_net is not None
-    state = target.delta_net.state_bytes(4) + target.delta_net.conv_bytes(2, drafts)
+    state = target.delta_net.state_bytes(4) + target.delta_net.conv_bytes(2, 0 if fitted else drafts)
     block = 16 * -(-state // (16 * token))
     config_ = SimpleNamespace(
         scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
@@ -70,8 +101,9 @@ def test_groups_and_blocks_are_vllm_s(seed: int) -> None:
         ),
         speculative_config=None,
         kv_transfer_config=None,
+        max_in_flight_tokens=in_flight,
     )
-    specs = _specs(target, drafter if drafts else None, block, block * token, drafts)
+    specs = _specs(target, drafter if drafts else None, block, block * token, drafts, window=window, fitted=fitted)
     theirs = vllm_blocks.get_kv_cache_groups(config_, specs)  # type: ignore[arg-type]
     assert len(theirs) == len(ours.groups)
     assert max(len(group.layer_names) for group in theirs) == ours.group_layers

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 
-def make(folder: Path, head_dim: int, layers: int = 4, ranks: int = 1) -> tuple[Path, Path]:
+def make(folder: Path, head_dim: int, layers: int = 4, ranks: int = 1, drafter_kv_heads: int = 0) -> tuple[Path, Path]:
     """Write both into ``folder``, with fresh weights: nothing is trained, so drafts must be accepted by chance.
 
     Every fourth layer of a target is attention, and the last one. It has an MTP head, too, and as many heads of each
@@ -32,7 +32,7 @@ def make(folder: Path, head_dim: int, layers: int = 4, ranks: int = 1) -> tuple[
     add_mtp_head(at[0], layers)
     shape = drafter.DrafterShape(
         vocabulary=tokenizer.VOCABULARY, hidden=recipe.hidden, target_layers=layers, target_layer_ids=(0, layers - 1),
-        mask_token_id=tokenizer.MARK_IDS[tokenizer.MASK], heads=2, kv_heads=ranks, head_dim=64,
+        mask_token_id=tokenizer.MARK_IDS[tokenizer.MASK], heads=2, kv_heads=drafter_kv_heads or ranks, head_dim=64,
         max_length=recipe.max_length, rope_theta=recipe.rope_theta, epsilon=recipe.epsilon,
     )  # fmt: skip
     with fit.reproducible(5):

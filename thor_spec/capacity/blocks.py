@@ -4,7 +4,11 @@ Every layer's block has the same bytes. A Gated-DeltaNet layer's block is one st
 as many tokens as fill the bytes of a state, rounded up to 16; states are padded to that. Layers of one kind are cut
 into groups of equally many layers, and a block of the pool serves one group.
 
-Source: vLLM 0.33, platforms/interface.py (block size) and v1/core/kv_cache_planning.py (groups); 0.32 agrees.
+A drafter with wider keys than the target's would have the pool padded to its blocks. With one state per sequence ours
+asks for fewer tokens in them instead (``vllm_plugin.drafter_cache``).
+
+Source: vLLM 0.33, platforms/interface.py (block size), v1/core/kv_cache_planning.py (groups) and
+v1/kv_cache_interface.py (windows); 0.32 agrees.
 """
 
 import math
@@ -27,6 +31,16 @@ class Group:
     layers: int
     block_tokens: int | None
     states: int = 0
+    held_tokens: int | None = None
+    """Most tokens of a sequence that are kept at a time; None: all."""
+
+    def blocks(self, context: int) -> int:
+        """Return the blocks of a sequence of ``context`` tokens."""
+        if self.block_tokens is None:
+            return self.states
+        if self.held_tokens is None:
+            return math.ceil(context / self.block_tokens)
+        return math.ceil(min(self.held_tokens, context) / self.block_tokens) + 1  # may begin within a block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +58,7 @@ class BlockLayout:
 
     def blocks_per_sequence(self, context: int) -> int:
         """Return the blocks of a sequence of ``context`` tokens."""
-        return sum(g.states if g.block_tokens is None else math.ceil(context / g.block_tokens) for g in self.groups)
+        return sum(group.blocks(context) for group in self.groups)
 
     def sequences(self, kv_bytes: int, context: int) -> float:
         """Return how many sequences of ``context`` tokens fit at once, as vLLM reports it."""
@@ -74,8 +88,18 @@ def layout(
     state_dtype: str,
     prefix_caching: bool = False,
     kernel_block_tokens: int = KERNEL_BLOCK_TOKENS,
+    least_block_tokens: int = KERNEL_BLOCK_TOKENS,
+    drafter_window: int | None = None,
+    in_flight_tokens: int = 0,
 ) -> BlockLayout:
-    """Return the layout of the target's cache, with the drafter's beside it."""
+    """Return the layout of the target's cache, with the drafter's beside it.
+
+    Args:
+        kernel_block_tokens: of which the target's blocks are a multiple.
+        least_block_tokens: of which the drafter's are, where they are smaller.
+        drafter_window: tokens that the drafter attends to; None: all.
+        in_flight_tokens: scheduled at most before what slid out of the window is free.
+    """
     kv_bytes = DTYPE_BYTES[kv_dtype]
     token_bytes = target.attention.bytes_per_token(kv_bytes)
     tokens, state_bytes, delta = kernel_block_tokens, 0, target.delta_net
@@ -83,22 +107,30 @@ def layout(
         columns = drafts if kind == "snapshot" else 0
         state_bytes = delta.state_bytes(DTYPE_BYTES[state_dtype]) + delta.conv_bytes(target.element_bytes, columns)
         tokens = kernel_block_tokens * math.ceil(state_bytes / (kernel_block_tokens * token_bytes))
-    kinds = [(target.attention, tokens * token_bytes)]
+    page = tokens * token_bytes
+    kinds = [_Kind(target.attention.layers, tokens)]
     if drafter:
-        kinds.append((drafter.attention, tokens * drafter.attention.bytes_per_token(kv_bytes)))
-    page = max(bytes_ for _, bytes_ in kinds)
-    groups = [_Kind(a.layers, _unified(tokens, bytes_, page), 0) for a, bytes_ in _merged(kinds)]
+        own, own_bytes = tokens, drafter.attention.bytes_per_token(kv_bytes)
+        if delta and kind == "reconstruct" and not prefix_caching:
+            own = _fitted(tokens, own_bytes, page, least_block_tokens)
+        wide = max(page, own * own_bytes)
+        held = None if drafter_window is None else drafter_window - 1 + in_flight_tokens
+        kinds = [_Kind(target.attention.layers, _unified(tokens, page, wide))]
+        kinds.append(_Kind(drafter.attention.layers, _unified(own, own * own_bytes, wide), held_tokens=held))
+        if held is None and _alike(target.attention, drafter.attention):
+            kinds = [_Kind(target.attention.layers + drafter.attention.layers, tokens)]
+        page = wide
     if delta:
         states = states_per_sequence(kind, drafts, prefix_caching=prefix_caching)
-        groups.append(_Kind(delta.layers, None, states))
-    size = _group_layers([kind_.layers for kind_ in groups])
+        kinds.append(_Kind(delta.layers, None, states=states))
+    size = _group_layers([each.layers for each in kinds])
     return BlockLayout(
         page_bytes=page,
         group_layers=size,
         groups=tuple(
-            Group(layers=size, block_tokens=kind_.block_tokens, states=kind_.states)
-            for kind_ in groups
-            for _ in range(math.ceil(kind_.layers / size))
+            Group(layers=size, block_tokens=each.block_tokens, states=each.states, held_tokens=each.held_tokens)
+            for each in kinds
+            for _ in range(math.ceil(each.layers / size))
         ),
     )
 
@@ -107,26 +139,19 @@ def layout(
 class _Kind:
     layers: int
     block_tokens: int | None
-    states: int
+    states: int = 0
+    held_tokens: int | None = None
 
 
-def _merged(kinds: Sequence[tuple[Attention, int]]) -> list[tuple[Attention, int]]:
-    """Put a drafter's layers with the target's where both have the same heads: one kind then."""
-    (first, page), *rest = kinds
-    if rest and (rest[0][0].kv_heads, rest[0][0].head_dim) == (first.kv_heads, first.head_dim):
-        layers = first.layers + rest[0][0].layers
-        return [(_with_layers(first, layers), page)]
-    return list(kinds)
+def _alike(target: Attention, drafter: Attention) -> bool:
+    """Return whether a drafter's layers are of the target's kind: with the same heads."""
+    return (target.kv_heads, target.head_dim) == (drafter.kv_heads, drafter.head_dim)
 
 
-def _with_layers(attention: Attention, layers: int) -> Attention:
-    return Attention(
-        layers=layers,
-        heads=attention.heads,
-        kv_heads=attention.kv_heads,
-        head_dim=attention.head_dim,
-        gated=attention.gated,
-    )
+def _fitted(tokens: int, token_bytes: int, page: int, least: int) -> int:
+    """Return the tokens of a drafter's block that has ``page`` bytes, or ``tokens`` where that does not divide."""
+    ratio, rest = divmod(tokens * token_bytes, page)
+    return tokens // ratio if ratio > 1 and not rest and tokens % (ratio * least) == 0 else tokens
 
 
 def _unified(tokens: int, bytes_: int, page: int) -> int:

@@ -22,7 +22,8 @@ CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)
 RUNTIME_BYTES = GIB * 5 // 4  # CUDA context, library workspaces, what the allocator cannot give back
 GRAPH_BYTES = GIB  # of each model that is captured
 _SAMPLING_BYTES = 2 + 4 + 4 + 8  # of a logit: as it comes, in fp32, sorted, and the order
-_CPU_BLOCK_TOKENS = 128
+_CPU_BLOCK_TOKENS, _CPU_LEAST_BLOCK_TOKENS = 128, 32
+_BATCHES: dict[str, int] = {"cuda": 2, "cpu": 1}  # under way at once: vLLM schedules asynchronously, but on a CPU
 _DENOISED_TOKENS = {"LLaDA2MoeModelLM": 32}
 """Tokens of a block that is denoised as a whole; serve takes KV blocks of the same length."""
 
@@ -46,6 +47,8 @@ class Request:
     draft_tokens: int = 0
     """K; 0 without a drafter."""
     batched_tokens: int = 8192
+    drafter_window: int | None = None
+    """Tokens that the drafter attends to; None: all."""
     state: StateKind = "reconstruct"
     kv_dtype: str = "auto"
     state_dtype: str = "auto"
@@ -56,7 +59,8 @@ class Request:
     engine: Engine = "cuda"
 
     def __post_init__(self) -> None:
-        for name in ("memory", "context", "max_seqs", "batched_tokens", "kv_cache_memory", "weights"):
+        sizes = ("memory", "context", "max_seqs", "batched_tokens", "kv_cache_memory", "weights")
+        for name in (*sizes, "drafter_window"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{_option(name)} {value} must be positive.")
@@ -98,7 +102,7 @@ def _flag(text: str) -> bool:
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("context", "max_seqs", "draft_tokens", "batched_tokens"), int),
+    **dict.fromkeys(("context", "max_seqs", "draft_tokens", "batched_tokens", "drafter_window"), int),
     **dict.fromkeys(("memory", "floor", "kv_cache_memory", "weights"), parse_size),
     **dict.fromkeys(("state", "kv_dtype", "state_dtype"), str),
     **dict.fromkeys(("prefix_caching", "graphs"), _flag),
@@ -181,6 +185,8 @@ def make(request: Request, target: ModelShape, drafter: ModelShape | None = None
     """Return the plan. Raises: ConfigError (K without a drafter, context, quantization)."""
     if request.draft_tokens and drafter is None:
         raise ConfigError("K tokens per step need a drafter. Name it with --draft, or leave --draft-tokens out.")
+    if request.drafter_window is not None and drafter is None:
+        raise ConfigError("--drafter-window needs a drafter. Name it with --draft, or leave the option out.")
     if request.context > target.context:
         raise ConfigError(f"--context {request.context} is more than the {target.context} tokens of {target.name}.")
     drafter = drafter if request.draft_tokens else None
@@ -205,6 +211,9 @@ def make(request: Request, target: ModelShape, drafter: ModelShape | None = None
             state_dtype=state_dtype,
             prefix_caching=request.prefix_caching,
             kernel_block_tokens=_block_tokens(request, target),
+            least_block_tokens=_CPU_LEAST_BLOCK_TOKENS if request.engine == "cpu" else blocks.KERNEL_BLOCK_TOKENS,
+            drafter_window=request.drafter_window,
+            in_flight_tokens=_BATCHES[request.engine] * request.batched_tokens,
         ),
         facts=_facts(request, target, drafter, state_dtype),
     )

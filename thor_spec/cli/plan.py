@@ -34,6 +34,12 @@ def plan(
         int | None, typer.Option(help="Longest request in tokens.", metavar="N", show_default="the model's own")
     ] = None,
     max_seqs: Annotated[int | None, typer.Option(help="Requests served at once.", show_default="8")] = None,
+    batched_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a step, vLLM's --max-num-batched-tokens.", show_default="8192")
+    ] = None,
+    drafter_window: Annotated[
+        int | None, typer.Option(help="Last tokens that the drafter attends to.", metavar="N", show_default="all")
+    ] = None,
     state: Annotated[
         str | None,
         typer.Option(
@@ -92,6 +98,8 @@ def plan(
         "draft_tokens": draft_tokens,
         "context": context,
         "max_seqs": max_seqs,
+        "batched_tokens": batched_tokens,
+        "drafter_window": drafter_window,
         "state": state,
         "kv_dtype": kv_dtype,
         "state_dtype": state_dtype,
@@ -141,12 +149,13 @@ class _Subject:
     def request(self, given: dict[str, Any], *, memory: int | None, floor: int | None) -> "Request":
         from thor_spec.capacity.plan import Request
 
-        names = ("context", "max_seqs", "draft_tokens", "kv_cache_memory")
+        names = ("context", "max_seqs", "draft_tokens", "drafter_window", "kv_cache_memory")
         asked = {name: self.options[name] for name in names if name in self.options}
         asked |= {"context": self.target.context} if "context" not in asked else {}
         asked["kv_dtype"] = self.kv_dtype
         if self.drafter is None:
             asked.pop("draft_tokens", None)
+            asked.pop("drafter_window", None)
         elif "draft_tokens" not in asked:
             asked["draft_tokens"] = self._block - 1
         asked["prefix_caching"] = not given.get("draft_tokens", asked.get("draft_tokens"))

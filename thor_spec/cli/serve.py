@@ -92,6 +92,14 @@ def serve(
             show_default="auto",
         ),
     ] = None,
+    drafter_window: Annotated[
+        int | None,
+        typer.Option(
+            help="The drafter attends to the last N tokens, and keeps no more; acceptance may fall.",
+            metavar="N",
+            show_default="all",
+        ),
+    ] = None,
     tree: Annotated[
         str | None,
         typer.Option(
@@ -236,6 +244,7 @@ def serve(
         "accept_delta": accept_delta,
         "state": state,
         "gdn_kernel": gdn_kernel,
+        "drafter_window": drafter_window,
         "tree": tree,
         "mode": mode,
         "threshold": threshold,

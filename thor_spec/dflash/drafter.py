@@ -6,6 +6,24 @@ from typing import Any
 
 from thor_spec.errors import ConfigError
 
+MIN_WINDOW = 16
+
+
+def require_window(window: int, draft_tokens: int = 0, config: Mapping[str, Any] | None = None) -> None:
+    """Check a window of ``window`` tokens for K drafts and the drafter's own ``config.json``. Raises: ConfigError."""
+    least = max(MIN_WINDOW, draft_tokens + 1)
+    if window < least:
+        raise ConfigError(
+            f"--drafter-window {window} is too short: a block of {draft_tokens + 1} tokens, and at least {MIN_WINDOW}, "
+            f"must see itself. Take {least} or more."
+        )
+    dflash = (config or {}).get("dflash_config") or {}
+    if "sliding_attention" in ((config or {}).get("layer_types") or ()) or dflash.get("use_swa"):
+        raise ConfigError(
+            "--drafter-window does not go with this drafter: it was trained with sliding layers of its own. "
+            "Leave the option out."
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetShape:

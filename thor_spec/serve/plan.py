@@ -13,7 +13,7 @@ from thor_spec import env
 from thor_spec.config import DEFAULT_DRAFT_TOKENS, HIDDEN, Resolved, ServeConfig
 from thor_spec.ddtree.shape import TreeShape
 from thor_spec.dflash.acceptance import Acceptance
-from thor_spec.dflash.drafter import Drafter
+from thor_spec.dflash.drafter import Drafter, require_window
 from thor_spec.diffusion.settings import FIELDS as DENOISING_FIELDS
 from thor_spec.diffusion.settings import Denoising
 from thor_spec.errors import ConfigError, EngineStartError, PlatformError
@@ -150,6 +150,10 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None, 
     scheme = rope.scheme_of(config, target)
     context = config.context or (scheme.rows if scheme else target.context)
     drafter, draft_tokens = _drafter(resolved, target, note)
+    if config.drafter_window is not None:
+        if drafter is None:
+            raise ConfigError("--drafter-window needs drafts. Name a drafter: --draft.")
+        require_window(config.drafter_window, draft_tokens, drafter.config)
     rope.require_reach(scheme, context, target, drafter)
     if scheme and config.rope in ALIASES and note:
         note(
@@ -297,6 +301,8 @@ def _argv(
     }
     if denoising:
         options["denoise"] = denoising
+    if config.drafter_window is not None:
+        options["drafter_window"] = config.drafter_window
     if _tree(config) is not None:
         options["tree"] = config.tree
     if not gpu:

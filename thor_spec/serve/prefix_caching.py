@@ -90,6 +90,7 @@ def _note(config: ServeConfig, target: Checkpoint, drafter: Checkpoint, draft_to
         "drafter": _files(drafter),
         "draft_tokens": draft_tokens,
         "state": [config.state, config.gdn_kernel],
+        "drafter_window": config.drafter_window,
         "parallel": [config.tensor_parallel, config.pipeline_parallel, config.data_parallel],
         "engine": sorted((f, v) for f, v in passthrough.flags(config.vllm_args) if f in _ENGINE_FLAGS),
         "environment": sorted((n, v) for n, v in config.environment.items() if n.startswith("VLLM_")),

@@ -7,7 +7,7 @@ multimodal Qwen3.5) that a text-only machine may lack.
 from contextlib import nullcontext
 from typing import Any
 
-from thor_spec.vllm_plugin import compat, receipt, rope
+from thor_spec.vllm_plugin import compat, drafter_cache, receipt, rope
 from thor_spec.vllm_plugin.one_state import choice
 
 
@@ -26,9 +26,13 @@ def _build(stock: Any, role: str) -> Any:
 
     def build(self: Any, *, vllm_config: Any, prefix: str = "") -> None:
         with receipt.of_failure():
+            if role == "drafter":
+                drafter_cache.narrow(vllm_config)
             with choice.layers_for(vllm_config) if hybrid else nullcontext():
                 stock.__init__(self, vllm_config=vllm_config, prefix=prefix)
             rope.place(self, vllm_config, role)
+            if role == "drafter":
+                drafter_cache.fit_pages(self)
 
     return build
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from thor_spec.config import RopeDrafter
 from thor_spec.ddtree.shape import TreeShape
 from thor_spec.dflash.acceptance import DELTA, EPS, Acceptance, Rule
+from thor_spec.dflash.drafter import require_window
 from thor_spec.diffusion import settings
 from thor_spec.errors import ConfigError
 from thor_spec.rope.scheme import Scheme
@@ -52,6 +53,8 @@ class PluginOptions:
     gdn_kernel: GDNKernel = "auto"
     """How drafts are verified on Gated-DeltaNet layers with ``reconstruct``; see ``kernels.gdn_verify``. ``torch`` is
     for tests on a CPU."""
+    drafter_window: int | None = None
+    """Tokens that the drafter's layers attend to; None: all of them."""
     tree: str = "off"
     """Shape of draft trees; see ``ddtree.shape``."""
     rope: Mapping[str, Any] | None = None
@@ -64,6 +67,8 @@ class PluginOptions:
             if (value := getattr(self, name)) not in get_args(known):
                 raise ConfigError(f"thor_spec.{name}={value!r} is not one of {', '.join(get_args(known))}.")
 
+        if self.drafter_window is not None:
+            require_window(self.drafter_window)
         if self.rope_drafter not in get_args(RopeDrafter):
             raise ConfigError(
                 f"thor_spec.rope_drafter={self.rope_drafter!r} is not one of {', '.join(get_args(RopeDrafter))}."

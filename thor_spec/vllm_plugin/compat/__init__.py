@@ -9,6 +9,7 @@ from thor_spec.vllm_plugin.compat import (
     acceptance,
     cpu,
     diffusion,
+    drafter,
     experts,
     one_state,
     rope,
@@ -22,6 +23,7 @@ from thor_spec.vllm_plugin.compat.architectures import *  # noqa: F403
 from thor_spec.vllm_plugin.compat.architectures import MODELS, model_seam
 from thor_spec.vllm_plugin.compat.cpu import *  # noqa: F403
 from thor_spec.vllm_plugin.compat.diffusion import *  # noqa: F403
+from thor_spec.vllm_plugin.compat.drafter import *  # noqa: F403
 from thor_spec.vllm_plugin.compat.experts import *  # noqa: F403
 from thor_spec.vllm_plugin.compat.one_state import *  # noqa: F403
 from thor_spec.vllm_plugin.compat.rope import *  # noqa: F403
@@ -45,7 +47,7 @@ def seams(module: ModuleType) -> list[Seam]:
 
 def problems() -> dict[Seam, str | None]:
     """Return what moved at each seam, or None where nothing did."""
-    modules = (runner, acceptance, scheduler, one_state, tree, rope, diffusion, experts, whole)
+    modules = (runner, acceptance, scheduler, one_state, drafter, tree, rope, diffusion, experts, whole)
     places = [place for module in modules + (() if has_gpu_build() else (cpu,)) for place in seams(module)]
     return {place: place.problem() for place in (*places, *(model_seam(name) for name in MODELS))}
 
