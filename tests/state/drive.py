@@ -134,6 +134,7 @@ def generate(case: dict[str, Any]) -> dict[str, Any]:
         case["target"],
         max_model_len=1024,
         max_num_seqs=8,
+        max_num_batched_tokens=case.get("budget"),
         enforce_eager=case.get("eager", False),
         enable_prefix_caching=case["caching"],
         kv_cache_memory_bytes=case["cache_bytes"],
@@ -155,15 +156,21 @@ def generate(case: dict[str, Any]) -> dict[str, Any]:
             SamplingParams(temperature=(0.0, 0.8)[i % 2], seed=i, max_tokens=answer, ignore_eos=True, logprobs=2,
                            detokenize=False)
         )  # fmt: skip
-    outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
-    accepted = sum(m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_accepted_tokens")
+    for _ in range(case.get("rounds", 1)):
+        outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+    counts = {m.name.removeprefix("vllm:"): m.value for m in llm.get_metrics() if hasattr(m, "value")}
+    cache = llm.llm_engine.vllm_config.cache_config
+    reported = [cache.kv_cache_size_tokens, cache.kv_cache_max_concurrency]
     del llm
     cleanup_dist_env_and_memory()
     gc.collect()
     return {
         "tokens": [list(output.token_ids) for output in outputs],
         "logprobs": [[sorted((t, e.logprob) for t, e in place.items()) for place in o.logprobs] for o in outputs],
-        "accepted": accepted,
+        "accepted": counts["spec_decode_num_accepted_tokens"],
+        "prompts": [prompt["prompt_token_ids"] for prompt in prompts],
+        "counts": counts,
+        "reported": reported,
     }
 
 

@@ -8,7 +8,7 @@ def make(folder: Path, head_dim: int, layers: int = 4, ranks: int = 1, drafter_k
     """Write both into ``folder``, with fresh weights: nothing is trained, so drafts must be accepted by chance.
 
     Every fourth layer of a target is attention, and the last one. It has an MTP head, too, and as many heads of each
-    kind as ``ranks`` need.
+    kind as ``ranks`` need, the drafter's cache ``drafter_kv_heads`` of them, where that is given.
     """
     import torch
 
