@@ -4,6 +4,7 @@
     python benchmarks/state.py --only capacity                   # other K and drafters: starts without requests
     python benchmarks/state.py --only mtp                        # three drafts by the target's own head
     python benchmarks/state.py --only 'reconstruct-wy *'         # one arm again
+    python benchmarks/state.py --drafter-window 1024 --sequences 64 --batched-tokens 2048
     python benchmarks/state.py --tiny                            # on a CPU: does it run?
 
 Dummy weights with the dimensions of Qwen3.5-35B-A3B; drafts are accepted by chance (``synthetic_acceptance_length``).
@@ -116,6 +117,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--utilization", type=float, default=0.75, help="gpu_memory_utilization")
     parser.add_argument("--context", type=int, default=32768)
     parser.add_argument("--sequences", type=int, default=256, help="max_num_seqs")
+    parser.add_argument("--batched-tokens", type=int, help="max_num_batched_tokens")
+    parser.add_argument("--drafter-window", type=int, metavar="N", help="of reconstruct, where no layer slides itself")
     parser.add_argument("--requests", type=int, default=256, help="sent at once")
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of each of them")
     parser.add_argument("--answer", type=int, default=256)
@@ -176,12 +179,15 @@ def engine(options: argparse.Namespace, run: Run, folder: Path) -> Any:
             "synthetic_acceptance_length": min(options.acceptance, 0.8 * run.drafts + 1),
         }
     ours: dict[str, Any] = {**({} if gpu else {"runner_kernels": "torch"}), **(ARMS[run.arm] or {})}
+    if options.drafter_window and run.arm.startswith("reconstruct") and (shape := DRAFTERS[run.drafter]):
+        ours |= {} if shape[2] else {"drafter_window": options.drafter_window}
     if not gpu:
         ours.pop("gdn_kernel", None)  # interpreted kernels would take hours
     return LLM(
         target,
         max_model_len=options.context,
         max_num_seqs=options.sequences,
+        max_num_batched_tokens=options.batched_tokens,
         skip_tokenizer_init=True,
         enable_prefix_caching=options.caching,
         disable_log_stats=False,

@@ -10,6 +10,7 @@ import pytest
 
 from tests.checkpoints import DRAFTER, HYBRID, MakeCheckpoint
 from thor_spec.config import resolve
+from thor_spec.dflash.drafter import require_window
 from thor_spec.errors import ConfigError, EngineStartError, PlatformError
 from thor_spec.serve import plan as planning
 from thor_spec.serve import prefix_caching, preflight
@@ -355,6 +356,37 @@ def test_the_state_reaches_the_plugin(make: Callable[..., Plan]) -> None:
     mtp = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 3}')
     plan = make(draft="none", state="snapshot", vllm_args=mtp)
     assert PluginOptions.parse(json.loads(value(plan, "--additional-config"))).state == "snapshot"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"draft": "none", "drafter_window": 64}, "--drafter-window needs drafts"),
+        ({"drafter_window": 15}, "--drafter-window 15 is too short.*Take 16"),
+        ({"drafter_window": 19, "tree": "20"}, "--drafter-window 19 is too short.*Take 21"),
+        ({"drafter_window": 0}, "Take 16"),
+    ],
+)
+def test_a_window_that_cannot_be_is_refused(make: Callable[..., Plan], flags: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make(**flags)
+
+
+@pytest.mark.parametrize("own", [{"layer_types": ["sliding_attention", "full_attention"]}, {"use_swa": True}])
+def test_a_drafter_that_slides_has_its_own_window(own: dict[str, Any]) -> None:
+    require_window(64, 15, {"layer_types": ["full_attention"] * 2, "dflash_config": {"use_swa": False}})
+    with pytest.raises(ConfigError, match="sliding layers of its own"):
+        require_window(64, 15, own if "layer_types" in own else {"dflash_config": own})
+
+
+def test_the_window_reaches_the_plugin(make: Callable[..., Plan]) -> None:
+    def options(**flags: Any) -> PluginOptions:
+        return PluginOptions.parse(json.loads(value(make(**flags), "--additional-config")))
+
+    assert options(drafter_window=64).drafter_window == 64
+    assert options().drafter_window is None
+    with pytest.raises(ConfigError, match="too short"):
+        PluginOptions(drafter_window=8)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The memory plan against published figures, against vLLM's own reports, and against itself."""
 
 import json
+import math
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,32 @@ def test_reconstructing_holds_more_sequences_and_costs_its_records() -> None:
     scratch = next(item for item in rebuilt.items if item.name == "scratch")
     assert scratch.bytes == rebuilt.facts["record_bytes_per_node"] * 16 * 256
     assert not any(item.name == "scratch" for item in snapshot.items)
+
+
+def test_a_drafter_s_cache_is_spared() -> None:
+    """Blocks of the target's bytes with one state, and a window; figures of docs/design/one_state.md."""
+    common = replace(BASE, memory=parse_size("139.8GiB"), draft_tokens=15, max_seqs=64, batched_tokens=2048)
+    found = {
+        name: make(replace(common, **changes), TARGET, DRAFTER)
+        for name, changes in {
+            "snapshot": {},
+            "pages": {"state": "reconstruct"},
+            "cached": {"state": "reconstruct", "prefix_caching": True},
+            "2048": {"state": "reconstruct", "drafter_window": 2048},
+            "1024": {"state": "reconstruct", "drafter_window": 1024},
+        }.items()
+    }
+    assert {name: round(plan.sequences, 2) for name, plan in found.items()} == {
+        "snapshot": 10.40, "pages": 26.03, "cached": 22.78, "2048": 41.71, "1024": 42.74,
+    }  # fmt: skip
+    pages = found["pages"].layout
+    assert [group.block_tokens for group in pages.groups] == [1056, 1056, 528, *[None] * 6]
+    assert pages.page_bytes * 2 == found["cached"].layout.page_bytes
+    held = found["1024"].layout.groups[2]
+    assert held.blocks(32768) == math.ceil((1023 + 2 * 2048) / 528) + 1
+    assert held.blocks(600) == 3
+    with pytest.raises(ConfigError, match="needs a drafter"):
+        make(replace(BASE, drafter_window=1024), TARGET)
 
 
 def test_items_and_cache_add_up_to_the_memory() -> None:
