@@ -1,5 +1,7 @@
 """The plan's cut of the cache into groups, against the functions of the installed vLLM; no engine is started."""
 
+import importlib
+import importlib.util
 import random
 from dataclasses import replace
 from types import SimpleNamespace
@@ -58,8 +60,10 @@ def _specs(
 @pytest.mark.parametrize("kind", ["snapshot", "reconstruct"])
 @pytest.mark.parametrize("seed", range(24))
 def test_groups_and_blocks_are_vllm_s(seed: int, kind: blocks.StateKind, window: int | None) -> None:
-    from vllm.v1.core import kv_cache_utils as vllm_blocks
     from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    planning = "kv_cache_planning" if importlib.util.find_spec("vllm.v1.core.kv_cache_planning") else "kv_cache_utils"
+    vllm_blocks = importlib.import_module(f"vllm.v1.core.{planning}")
 
     rng = random.Random(seed)
     drafts = rng.choice((0, 3, 7, 15))
@@ -104,7 +108,7 @@ def test_groups_and_blocks_are_vllm_s(seed: int, kind: blocks.StateKind, window:
         max_in_flight_tokens=in_flight,
     )
     specs = _specs(target, drafter if drafts else None, block, block * token, drafts, window=window, fitted=fitted)
-    theirs = vllm_blocks.get_kv_cache_groups(config_, specs)  # type: ignore[arg-type]
+    theirs = vllm_blocks.get_kv_cache_groups(config_, specs)
     assert len(theirs) == len(ours.groups)
     assert max(len(group.layer_names) for group in theirs) == ours.group_layers
     assert {group.kv_cache_spec.page_size_bytes for group in theirs} == {ours.page_bytes}
