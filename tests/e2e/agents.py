@@ -84,8 +84,8 @@ def messages(url: str, seed: int, turns: int) -> int:
             last = said.pop()
             said[-1]["content"].append({"type": "text", "text": last["content"]})
         with client.messages.stream(
-            model=MODEL, system=SYSTEM, messages=said, tools=[tool], max_tokens=TOKENS, temperature=0.7,
-            tool_choice={"type": "tool", "name": NAME},
+            model=MODEL, system=SYSTEM, messages=said, tools=[tool], max_tokens=TOKENS,
+            tool_choice={"type": "tool", "name": NAME}, extra_body={"temperature": 0.7},
         ) as stream:  # fmt: skip
             answer = stream.get_final_message()
         (call,) = [block for block in answer.content if block.type == "tool_use"]
