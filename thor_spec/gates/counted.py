@@ -73,15 +73,18 @@ class Meter:
     def read(self) -> Counted:
         """Return what is counted by now. Raises: ThorSpecError, if tokens that were given are never counted."""
         give_up = time.monotonic() + PATIENCE_S
-        while (generated := self._generated()) < self._start + self._given:
+        while True:
+            text = self._server.metrics()
+            found = metrics.totals(text)
+            behind = self._start + self._given - found.get(GENERATED, 0.0)
+            if behind <= 0:
+                break
             if time.monotonic() > give_up:
                 raise ThorSpecError(
-                    f"{self._server.url} has answered {self._given} tokens and counts {generated - self._start:.0f} in "
+                    f"{self._server.url} has answered {self._given} tokens, and {behind:.0f} of them are not in "
                     f"{GENERATED}, so nothing can be read off its metrics. Start it without -- --disable-log-stats."
                 )
             time.sleep(POLL_S)
-        text = self._server.metrics()
-        found = metrics.totals(text)
         places = metrics.by_label(text, _ACCEPTED, "position")
         return Counted(
             hits=found.get(HITS, 0.0),

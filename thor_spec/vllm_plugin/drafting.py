@@ -26,6 +26,8 @@ WHAT = {
     "tokens": "Tokens that a sequence gained in them.",
     "seconds": "Time that they took.",
 }
+AHEAD = 64
+"""Steps that are scheduled before the first of them ends, at most."""
 _SUFFIX = ".lengths.npy"
 _SCALE = 1e6  # microseconds, and millionths of a token
 _UNASKED = object()
@@ -88,6 +90,8 @@ class Drafting:
         length = output.num_spec_tokens_to_schedule
         alike = self._before == length and bool(output.num_scheduled_tokens)
         self._before = length
+        if len(self._running) > AHEAD:  # steps that failed never end
+            self._running.clear()
         self._running[id(output)] = _Step(self._where, length, no_prompt and alike)
 
     def updated(self, output: Any, sampled: Any) -> None:
