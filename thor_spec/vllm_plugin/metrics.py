@@ -7,7 +7,7 @@ from typing import Any
 from thor_spec import env
 from thor_spec.dflash.acceptance import RULES
 from thor_spec.kernels.relax.reference import COUNTED
-from thor_spec.vllm_plugin import counters, reasons, reuse
+from thor_spec.vllm_plugin import counters, drafting, reasons, reuse
 
 _HELP = {
     "drafted": "Drafted tokens that were judged, in steps with a relaxed request.",
@@ -33,6 +33,7 @@ class _Collector:
         yield from _denoising(CounterMetricFamily)
         yield from _trees(CounterMetricFamily)
         yield from _reuse(CounterMetricFamily)
+        yield from _lengths(CounterMetricFamily)
 
 
 def _drafts(family_of: Any) -> Iterator[Any]:
@@ -65,6 +66,16 @@ def _trees(family_of: Any) -> Iterator[Any]:
         for number in range(found[0].shape[1] if found else 0):
             family.add_metric((name, str(number)), float(sum(counts[i, number] for counts in found)))
     yield family
+
+
+def _lengths(family_of: Any) -> Iterator[Any]:
+    found = list(drafting.counted(env.receipts_dir()))
+    for name, text in drafting.WHAT.items():
+        family = family_of(f"thor_spec:draft_length_{name}", text, labels=("draft_tokens", "depth"))
+        for what, length, depth, figure in found:
+            if what == name:
+                family.add_metric((str(length), f"{depth}+"), figure)
+        yield family
 
 
 def _reuse(family_of: Any) -> Iterator[Any]:
