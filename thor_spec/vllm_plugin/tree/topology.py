@@ -33,7 +33,7 @@ class Topology:
         self.chains = torch.zeros(slots, dtype=torch.bool, device=device)
         """Requests that draft chains [S]."""
         # By row of the batch.
-        self.chain, self._identity = chain, self.depths.clone()
+        self.chain, self.depths_of_chains = chain, self.depths.clone()
         self.row_parents = chain.clone()
         self.paths: TreePaths = allocate(slots, self.width, device)
         self.lengths = torch.zeros(slots, dtype=torch.int32, device=device)
@@ -78,7 +78,7 @@ class Topology:
         is_verified = _to(torch.from_numpy(verified), self.device)
         self.pure = bool(verified.all())
         starts = batch.query_start_loc
-        self.path.copy_(self._identity)
+        self.path.copy_(self.depths_of_chains)
         self.accepted.zero_()
         self.row_parents[:rows] = torch.where(is_verified[:, None], self.parents[slots], self.chain[:rows])
         self.row_parents[rows:] = self.chain[rows:]
@@ -94,12 +94,16 @@ class Topology:
         self.offsets[:tokens] = torch.where(inside, depth - local, 0)
         self._row, self._local, self._starts = row, local, starts
 
-    def forget(self) -> None:
-        """Lay out a step of nobody: captures and dummy runs."""
+    def forget(self, timed: Any = None) -> None:
+        """Lay out a step of nobody: captures and dummy runs; of chains, for a batch whose pass is ``timed``."""
         self.pure = True
         self.row_parents.copy_(self.chain)
         self.lengths.zero_()
         self.offsets.zero_()
+        if timed is not None:
+            rows = timed.num_reqs
+            lay_out(self.row_parents[:rows], timed.query_start_loc[: rows + 1], self.paths)
+            self.lengths[:rows] = timed.seq_lens[:rows]
 
     def of_path(self, slots: torch.Tensor, tokens: int) -> torch.Tensor:
         """Return, for each token of a step, the one whose outputs belong in its place [T]: paths come to the front."""
