@@ -4,12 +4,12 @@ BIN := .venv/bin
 ARGS ?=
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help serve test setup setup-dev lint format unit guard kernels plugin state train e2e gpu docs clean
+.PHONY: help serve test setup setup-dev lint format unit guard kernels plugin state tree train e2e gpu docs clean
 
 help:
 	@echo "make serve   set up, then serve the bundled tiny model on 127.0.0.1:8000 (ARGS=… are thor-spec serve's)"
 	@echo "make test    set up, then lint and every test that this machine can run"
-	@echo "also: lint format unit guard kernels plugin state train e2e gpu docs clean"
+	@echo "also: lint format unit guard kernels plugin state tree train e2e gpu docs clean"
 
 serve: setup
 	@$(BIN)/thor-spec serve $(ARGS)
@@ -18,7 +18,7 @@ serve: setup
 test: lint
 	$(PYTEST) -n auto --dist worksteal tests/unit tests/plugin tests/kernels tests/train $(ARGS)
 	$(PYTEST) -n auto --dist loadgroup tests/state $(ARGS)
-	$(PYTEST) tests/guard tests/serve tests/e2e $(ARGS)
+	$(PYTEST) tests/guard tests/serve tests/tree tests/e2e $(ARGS)
 
 setup:
 	@$(PYTHON) tools/setup.py
@@ -37,7 +37,7 @@ format: setup-dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-unit guard kernels plugin state train e2e: setup-dev
+unit guard kernels plugin state tree train e2e: setup-dev
 	$(PYTEST) tests/$@ $(ARGS)
 
 gpu: setup-dev

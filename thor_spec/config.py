@@ -94,7 +94,7 @@ class ServeConfig:
     rope_drafter: RopeDrafter | None = None
     """``same`` (None) rotates the drafter as the target, ``default`` leaves its frequencies."""
     tree: str | None = None
-    """Draft trees instead of chains: ``N``, ``N,DEPTH`` or widths by level; ``off`` or None drafts chains."""
+    """Draft trees instead of chains: ``auto``, ``N``, ``N,DEPTH`` or widths by level; ``off`` or None drafts chains."""
     canary: CanarySet | None = None
     """``quick`` or ``full``: what the engine must answer before READY; None takes full on a GPU, quick without."""
     dummy_weights: bool = False

@@ -10,7 +10,7 @@ from thor_spec.errors import ConfigError
 MAX_DRAFTS = 63
 """A node's ancestors are the bits of a 64-bit word, the root's among them."""
 AUTO_DRAFTS = 32
-"""Most nodes of ``auto``, unless it says otherwise: room for more is scheduled, and kept in the record, by every step."""
+"""Most nodes of ``auto``, unless it says otherwise: every step schedules room for them, and records them."""
 _SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)
 
 
@@ -36,8 +36,8 @@ class TreeShape:
         """
         if text == "off":
             return None
-        kind, _, most = text.partition(",")
-        if kind == "auto" and (not most or most.isdecimal()):
+        kind, comma, most = text.partition(",")
+        if kind == "auto" and (most.isdecimal() or not comma):
             return cls(nodes=int(most or AUTO_DRAFTS), auto=True)
         apart = text.split("x" if "x" in text else ",")
         if not all(part.strip().isdecimal() and int(part) > 0 for part in apart):

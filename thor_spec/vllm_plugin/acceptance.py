@@ -14,6 +14,7 @@ from thor_spec.dflash.acceptance import RULES, Acceptance
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.relax import kernel
 from thor_spec.kernels.relax.reference import COUNTED
+from thor_spec.kernels.tree_walk.reference import OF_TREES
 from thor_spec.vllm_plugin import compat, counters
 from thor_spec.vllm_plugin.controls import Controls
 from thor_spec.vllm_plugin.options import REQUEST_KEYS
@@ -177,6 +178,6 @@ def sampler_for(
     from thor_spec.vllm_plugin.tree.sampler import TreeRejectionSampler
 
     given["tally"] = counters.Writer.open(
-        (len(counters.OF_TREES), trees.topology.width), device, counters.TREES, vllm_config.parallel_config
+        (len(OF_TREES), trees.topology.width), device, counters.TREES, vllm_config.parallel_config
     )
     return sampler, TreeRejectionSampler(sampler, speculation, device, **given, trees=trees)

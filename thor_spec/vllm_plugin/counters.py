@@ -16,9 +16,9 @@ from thor_spec import env
 
 EVERY = 16  # steps between copies
 DRAFTS, DENOISING, TREES, PHASES, BUDGETS = "counts", "denoising", "trees", "phases", "budgets"
-"""What is counted: drafts by rule and place [rules, counted, K], the steps of blocks [counted], how many trees there were
-with each number of what ``OF_TREES`` names [what, N + 1], the nanoseconds of steps with trees by phase, and behind them
-their number [phases + 1], or steps by the nodes that were chosen, for trees and chains [2, N + 1]."""
+"""What is counted: drafts by rule and place [rules, counted, K]; the steps of blocks [counted]; how many trees there
+were with each number of what ``kernels.tree_walk`` counts [what, N + 1]; the nanoseconds of steps with trees by phase,
+and behind them their number [phases + 1]; steps by the nodes that were chosen, for trees and chains [2, N + 1]."""
 DENOISING_COUNTS = {
     "forwards": "Forwards of a block that is being denoised, storing included.",
     "blocks": "Blocks that were settled.",
@@ -26,8 +26,14 @@ DENOISING_COUNTS = {
     "fills": "Masks that became tokens.",
     "edits": "Tokens that were replaced.",
 }
-OF_TREES = ("nodes", "depth", "accepted")
-"""Of each verified tree: its drafted nodes, its longest path, and the drafts that were accepted."""
+PHASES_OF_TREES = {
+    "verify": ("begin", "verified"),
+    "walk": ("verified", "walked"),
+    "commit": ("commit", "committed"),
+    "draft": ("draft", "drafted"),
+    "build": ("drafted", "built"),
+}
+"""Marks between which a phase lies. ``verify`` is the target's pass with its logits, ``commit`` states and keys."""
 
 
 class Writer:

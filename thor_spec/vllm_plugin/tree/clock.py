@@ -11,15 +11,8 @@ from typing import Any
 import torch
 
 from thor_spec.vllm_plugin import counters
+from thor_spec.vllm_plugin.counters import PHASES_OF_TREES as PHASES
 
-PHASES = {
-    "verify": ("begin", "verified"),
-    "walk": ("verified", "walked"),
-    "commit": ("commit", "committed"),
-    "draft": ("draft", "drafted"),
-    "build": ("drafted", "built"),
-}
-"""Marks between which a phase lies. ``verify`` is the target's pass with its logits, ``commit`` states and keys."""
 LAST = "built"
 RING = 4  # steps whose events are kept; more are never under way
 
@@ -39,12 +32,14 @@ class Step:
 class Clock:
     """Times every step that verifies drafts."""
 
-    def __init__(self, device: torch.device, writer: counters.HostWriter, heard: Callable[[Any, float, float], None]):
+    def __init__(
+        self, device: torch.device, writer: counters.HostWriter, heard: Callable[[Any, float, float], None]
+    ) -> None:
         """``heard``: told label, seconds of verification, and seconds of the rest of the step (nan: not known)."""
         self._on_gpu = device.type == "cuda"
         self._ring = [Step() for _ in range(RING)]
         self._step: Step | None = None
-        self._started = self._heard_of = 0
+        self._begun = self._started = self._heard_of = 0
         self._writer, self._heard = writer, heard
         self._before: tuple[Step, int, float] | None = None
 
@@ -52,10 +47,11 @@ class Clock:
         """Start a step; it is left out while the device is too far behind to have events to spare."""
         self._listen()
         self._step = None
+        self._begun += 1
         if self._started - self._heard_of >= RING:
             return
         step = self._ring[self._started % RING]
-        step.number, step.label = self._started, label
+        step.number, step.label = self._begun, label
         step.passed.clear()
         self._started += 1
         self._step = step

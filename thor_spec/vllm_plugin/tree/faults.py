@@ -164,7 +164,7 @@ def _swallowed(runner: Any) -> None:
 
 def _old_features(runner: Any) -> None:
     topology = runner.model_state.topology
-    topology.of_path = lambda _, tokens: torch.arange(tokens, device=topology.device)
+    topology.of_path = lambda batch: torch.arange(batch.num_tokens, device=topology.device)
 
 
 FAULTS: dict[str, Callable[[Any], None]] = {

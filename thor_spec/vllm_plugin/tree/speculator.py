@@ -73,7 +73,7 @@ class TreeSpeculator(_DFlash):
         topology = self._topology
         if topology is not None and not dummy_run:
             self._trees.clock.mark("draft")
-            order = topology.of_path(input_batch.idx_mapping, input_batch.num_tokens)
+            order = topology.of_path(input_batch)
             last_hidden_states = last_hidden_states[order]
             if aux_hidden_states:
                 aux_hidden_states = [hidden[order] for hidden in aux_hidden_states]

@@ -15,7 +15,7 @@ from thor_spec.vllm_plugin import compat, counters
 from thor_spec.vllm_plugin.options import TREE_KEY
 from thor_spec.vllm_plugin.tree import attention, choice
 from thor_spec.vllm_plugin.tree.budget import Budget
-from thor_spec.vllm_plugin.tree.clock import PHASES, Clock
+from thor_spec.vllm_plugin.tree.clock import Clock
 from thor_spec.vllm_plugin.tree.topology import Topology
 
 
@@ -33,7 +33,7 @@ class TreeSteps:
             if hasattr(layer, "scratch"):
                 layer.topology = self.topology
         self.budget = Budget(shape, choice.deep(vllm_config), device, parallel) if shape.auto else None
-        phases = counters.HostWriter.open((len(PHASES) + 1,), counters.PHASES, parallel)
+        phases = counters.HostWriter.open((len(counters.PHASES_OF_TREES) + 1,), counters.PHASES, parallel)
         self.clock = Clock(device, phases, self.budget.heard if self.budget is not None else lambda *_: None)
         self.timing: Callable[[], None] | None = None
         """Called at the start of passes that are timed at start-up, over trees that look like real ones."""

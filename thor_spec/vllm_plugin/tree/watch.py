@@ -7,8 +7,7 @@
 | I3 | verification writes no state and no window of any request |
 | I4 | another input at a node changes it and its descendants, and no byte of another node |
 | I5 | after the commit state, window, keys, values and drafter features are those of the accepted path, in all layers |
-| I6 | a tree of width 1 is a chain: outputs, record, accepted run, committed state and window are, bit for bit, those of
-the code that knows no trees |
+| I6 | of a tree of width 1, outputs, record, committed state and window have the bits of the code that knows no trees |
 
 The engine must run eagerly: what a graph replays cannot be looked at in between.
 """
@@ -246,7 +245,7 @@ class Watch:
 
     @property
     def _chains(self) -> list[tuple[int, "_Row"]]:
-        return [(i, own) for i, own in enumerate(self._rows) if own.is_chain and own.count > 1]
+        return [(i, own) for i, own in enumerate(self._rows) if own.is_chain and own.run > 1]
 
     def _width_1(self, layer: Any) -> None:
         """Verify once more, by the code that knows no trees: chains must not have noticed the difference."""
@@ -269,26 +268,25 @@ class Watch:
             layer.topology = topology
         type(scratch).verify(scratch, layer, x, b, a, torch.empty_like(out), on)  # the record of trees
         for i, own in chains:
-            rows = slice(starts[i], starts[i] + own.count)
+            rows = slice(starts[i], starts[i] + own.run)
             same = torch.equal(out[rows], again[rows])
-            self._hold("I6", same, f"{layer.prefix}: outputs of a chain of {own.count} are not those without trees")
+            self._hold("I6", same, f"{layer.prefix}: outputs of a chain of {own.run} are not those without trees")
             same = all(
-                torch.equal(t[own.row, : own.count], s[own.row, : own.count])
-                for t, s in zip(ours, theirs, strict=True)
+                torch.equal(t[own.row, : own.run], s[own.row, : own.run]) for t, s in zip(ours, theirs, strict=True)
             )
-            self._hold("I6", same, f"{layer.prefix}: the record of a chain of {own.count} is not that without trees")
+            self._hold("I6", same, f"{layer.prefix}: the record of a chain of {own.run} is not that without trees")
         self._is_looking = True
 
     def _commit_in_a_line(self, commit: Callable[[], None]) -> None:
         """Commit by counts alone, keep what came out, and take it back."""
-        pending = self._state.steps._pending
+        pending = self._state.steps.pending
         commit()
         for layer in self._layers:
             slots, states, windows = self._owned[layer.prefix]
             mine = self._canonical[layer.prefix]
             self._linear[layer.prefix] = layer.state[mine].clone(), layer.window[mine].clone()
             layer.state[slots], layer.window[slots] = states, windows
-        self._state.steps._pending = pending
+        self._state.steps.pending = pending
 
     def _check_chains(self) -> None:
         for i, own in self._chains if self._is_looking else ():
@@ -373,6 +371,11 @@ class _Row:
     @property
     def is_chain(self) -> bool:
         return all(parent == node - 1 for node, parent in enumerate(self.parents) if parent >= 0)
+
+    @property
+    def run(self) -> int:
+        """Nodes of a chain; what follows is padding."""
+        return next((node for node in range(1, self.count) if self.parents[node] < 0), self.count)
 
     def leaves(self) -> list[list[int]]:
         inner = set(self.parents)
