@@ -47,7 +47,7 @@ Result = dict[str, Any]
 def drive(*cases: Result) -> list[Result]:
     command = [sys.executable, "-m", "tests.tree.drive", json.dumps(cases)]
     env = {**os.environ, **interpreter.environment(os.environ.get("PYTHONPATH", ""))}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, env=env, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200, env=env, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     results: list[Result] = json.loads(done.stdout.splitlines()[-1])
     return results
@@ -81,7 +81,7 @@ def case(pair: tuple[Path, Path], asked: tuple[dict[str, Any], dict[str, Any]], 
 
 
 @pytest.fixture(scope="module")
-def runs(pair: tuple[Path, Path], questions: Any) -> list[Result]:
+def runs(pair: tuple[Path, Path], questions: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
     """Each engine answers without drafts first, then with trees; whole, cut at random, and preempted."""
     rounds = [{"cut": 0}, {"cut": -1}, {"preempt": True}]
     long = {
@@ -100,6 +100,9 @@ def runs(pair: tuple[Path, Path], questions: Any) -> list[Result]:
         for i, grammar in enumerate(GRAMMARS)
     }
     relaxed = {"x0": {"prompt": few["fr0"]["prompt"], "params": {"max_tokens": 30, **RELAXED}}}
+    one_layer = small.make(tmp_path_factory.mktemp("one-layer"), 64, layers=2)
+    short = {name: {**questions[0][name], "params": {"max_tokens": 5}} for name in ("r0", "r1")}
+    interpreted = {"dtype": "bfloat16", "watched": True, "rounds": [{}], "drafts": 5}
     auto = {"drafts": 12, "rounds": [{"cut": 0}, {}, {}], "fitted": True}
     return drive(
         case(pair, (questions[0], truth), "9,4", drafts=9, rounds=rounds, watched=True, **broken),
@@ -108,6 +111,10 @@ def runs(pair: tuple[Path, Path], questions: Any) -> list[Result]:
         case(pair, (greedy, questions[1]), "1x1x1x1", drafts=4),
         case(pair, (greedy, questions[1]), "off", drafts=4, options={"gdn_kernel": "torch"}),
         case(pair, ({**questions[0], **more, **relaxed}, questions[1]), "auto,12", **auto),
+        *(
+            case(one_layer, (short, questions[1]), "5,2", options={"gdn_kernel": kernel}, **interpreted)
+            for kernel in ("replay", "wy")
+        ),
     )
 
 
@@ -209,17 +216,12 @@ def test_invariants_hold(runs: list[Result]) -> None:
     assert run["rows"]["accepted"] > 50
 
 
-def test_kernels_in_the_engine(pair: tuple[Path, Path], questions: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", [6, 7], ids=["replay", "wy"])
+def test_kernels_in_the_engine(runs: list[Result], variant: int) -> None:
     """Interpreted, in bfloat16: conv_tree, gdn_verify and the commits by path keep to the definition."""
-    one_layer = small.make(tmp_path, 64, layers=2)
-    few = {name: questions[0][name] for name in ("r0", "r1")}
-    more = {"dtype": "bfloat16", "watched": True, "rounds": [{}], "drafts": 5}
-    few = {name: {**request, "params": {"max_tokens": 5}} for name, request in few.items()}
-    for run in drive(
-        *(case(one_layer, (few, questions[1]), "5,2", options={"gdn_kernel": k}, **more) for k in ("replay", "wy"))
-    ):
-        assert not run["violated"], run["told"]
-        assert run["rows"]["tree"] > 3
+    run = runs[variant]
+    assert not run["violated"], run["told"]
+    assert run["rows"]["tree"] > 3
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -75,11 +75,9 @@ def _nudge_chains(layer: Any, rows: torch.Tensor) -> None:
     """Have chains come out with other last bits than by the code that knows no trees."""
     if layer.topology is None:
         return
-    parents = layer.topology.row_parents[rows]
-    chains = rows[(parents == torch.arange(-1, parents.shape[1] - 1, device=parents.device)).all(1)]
-    layer.scratch.record.u[chains] = torch.nextafter(
-        layer.scratch.record.u[chains], torch.tensor(torch.inf, dtype=layer.scratch.record.u.dtype)
-    )
+    parents, u = layer.topology.row_parents[rows], layer.scratch.record.u
+    is_chain = ((parents < 0) | (parents == _a_chain(parents))).all(1)  # padding has no parent
+    u[rows[is_chain]] = torch.nextafter(u[rows[is_chain]], u.new_tensor(torch.inf))
 
 
 def _write_state(layer: Any, _: torch.Tensor) -> None:
