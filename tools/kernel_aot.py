@@ -40,6 +40,7 @@ from thor_spec.kernels.tree_paths import kernel as tree_paths
 from thor_spec.kernels.tree_paths.reference import allocate
 from thor_spec.kernels.tree_rows import kernel as tree_rows
 from thor_spec.kernels.tree_rows.reference import Rows
+from thor_spec.kernels.tree_sums import kernel as tree_sums
 from thor_spec.kernels.tree_walk import kernel as tree_walk
 
 PROCESSORS = {90: 132, 110: 20}
@@ -271,6 +272,7 @@ def steps_of_trees(width: int) -> list[tuple[str, Any]]:
         ("tree_rows", lambda: tree_rows.lay_rows(rows, slots, slots, first, yes, starts, one)),
         ("tree_rows order", lambda: tree_rows.path_order(tokens, slots, trees.accepted, first, starts)),
         ("tree_walk", lambda: tree_walk.tree_walk(trees, tokens, tokens, starts, first)),
+        ("tree_sums", lambda: tree_sums.tree_sums(likely, scores, one, trees.accepted, first)),
         ("tree_walk relaxed", lambda: tree_walk.tree_walk(trees, tokens, tokens, starts, first, likely)),
     ]
 

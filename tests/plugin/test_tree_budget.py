@@ -46,7 +46,7 @@ def tell(budget: Budget, spread: float, accepted: int = 0) -> bool:
     scores = (spread * -torch.arange(6.0)).repeat(1, 7, 1).log_softmax(-1).contiguous()
     trees = build_trees(scores, torch.zeros(1, 7, 6, dtype=torch.int64), torch.zeros(1, dtype=torch.bool), nodes=12)
     is_chain = budget.draft()
-    budget.tell(trees, scores, torch.ones(1, dtype=torch.int32), torch.tensor([1 + accepted]))
+    budget.tell(trees, scores, torch.ones(1, dtype=torch.int32), torch.tensor([1 + accepted]), torch.zeros(1).long())
     return is_chain
 
 
@@ -182,6 +182,7 @@ def test_numbers_that_do_not_arrive_are_not_waited_for() -> None:
     for _ in range(3 * RING):
         tell(budget, spread=1.0)
     assert len(budget._under_way) == RING
+    assert len({id(news.numbers) for news in budget._under_way}) == RING
     assert budget.trimmed(scheduled(12)).num_scheduled_tokens == {"r0": 8}  # nothing is known: the whole chain
 
 

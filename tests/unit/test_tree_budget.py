@@ -7,7 +7,7 @@ from itertools import accumulate
 import pytest
 
 from thor_spec.ddtree import best_first
-from thor_spec.ddtree.budget import Costs, Trust, tree_or_chain
+from thor_spec.ddtree.budget import Costs, Trust, blend, tree_or_chain
 from thor_spec.ddtree.cost_table import CostTable
 from thor_spec.ddtree.tree import chain
 from thor_spec.ddtree.walk import walk
@@ -71,7 +71,7 @@ def test_a_chain_is_taken_where_trees_disappoint() -> None:
 @pytest.mark.parametrize("slope", [0.002, 0.05, 0.3])
 @pytest.mark.parametrize("calibration", [1.0, 3.0])
 def test_auto_is_as_good_as_the_better_one(slope: float, calibration: float) -> None:
-    """Tokens per second of what is chosen, from the marginals of the step before, against any fixed size.
+    """Tokens per second of what is chosen, from the marginals of earlier steps, against any fixed size.
 
     ``calibration``: how much flatter the target's marginals are than the drafter believes.
     """
@@ -93,7 +93,7 @@ def test_auto_is_as_good_as_the_better_one(slope: float, calibration: float) -> 
             probability.append(probability[full.parents[node]] * own)
         known = probability[1:], list(accumulate((math.exp(row[0][1]) for row in marginals), lambda a, b: a * b))
         picked = tree_or_chain(*before, table.at(1, 1), trust=(trust[0].ratio, trust[1].ratio)) if before else None
-        before = known
+        before = (blend(before[0], known[0]), blend(before[1], known[1])) if before else known
 
         def accepted(tree: object, nodes: int, target: list[int] = target) -> int:
             depths = tree.depths()  # type: ignore[attr-defined]

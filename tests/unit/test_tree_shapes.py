@@ -125,6 +125,10 @@ def test_the_budget_looks_behind_a_dip() -> None:
     probabilities = [0.8 * 0.97**n for n in range(12)]
     rate = [(1 + sum(probabilities[:n])) / costs.of(n) for n in range(13)]
     assert budget.choose(probabilities, costs).nodes == max(range(13), key=rate.__getitem__)
+    for measured_sizes in ((0, 2, 5, 12), (0, 1, 4, 8, 12), tuple(range(13))):
+        coarse = budget.Costs.fit(3.0, [(n, s) for n, s in measured if n in measured_sizes])
+        by_all = [(1 + sum(probabilities[:n])) / coarse.of(n) for n in range(13)]
+        assert budget.choose(probabilities, coarse).rate == max(by_all)
     assert budget.choose([1e-6] * 12, costs).nodes == 0
     assert budget.choose([1e-6] * 12, costs, fewest=2).nodes == 2
     assert budget.choose([0.9999] * 12, costs).nodes == 12

@@ -4,9 +4,13 @@ The paper fits a convex cost and stops at the first fall. On mixtures of experts
 fall is not the best: so costs are fitted by isotonic regression here, and every number of nodes is looked at.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+
+NEWS = 0.15
+"""Share of one step in what is expected of the next."""
 
 
 def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
@@ -42,7 +46,7 @@ class Costs:
 
     def of(self, nodes: int) -> float:
         """Return the seconds of a step of ``nodes`` nodes: those of the next larger size, since graphs are padded."""
-        at = next((i for i, size in enumerate(self.sizes) if size >= nodes), len(self.sizes) - 1)
+        at = min(bisect_left(self.sizes, nodes), len(self.sizes) - 1)
         return (self.draft if nodes else 0.0) + self.verify[at]
 
 
@@ -71,7 +75,9 @@ def choose(prefix_probabilities: Sequence[float], costs: Costs, *, trust: float 
     def rate(nodes: int) -> float:
         return (1 + trust * expected[nodes]) / costs.of(nodes)
 
-    best = max(range(min(fewest, largest), largest + 1), key=rate)
+    lowest = min(fewest, largest)
+    # Between two sizes costs are those of the larger one: no number there is better than it.
+    best = max((lowest, *(size for size in costs.sizes if lowest < size < largest), largest), key=rate)
     return Choice(best, chain=False, rate=rate(best))
 
 
@@ -91,6 +97,14 @@ def tree_or_chain(
     if straight.rate >= branched.rate:
         return Choice(straight.nodes, chain=True, rate=straight.rate)
     return branched
+
+
+def blend(old: Sequence[float], new: Sequence[float], share: float = NEWS) -> list[float]:
+    """Return what to expect of the next drafts: mostly what was expected before, ``share`` of it what has come in.
+
+    The drafts that a choice is for are not known yet, and one step's marginals say little about those of another.
+    """
+    return [a + share * (b - a) for a, b in zip(old, new, strict=True)] if old else list(new)
 
 
 class Trust:

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from thor_spec.ddtree.budget import Choice, Trust, choose, tree_or_chain
+from thor_spec.ddtree.budget import Choice, Trust, blend, choose, tree_or_chain
 from thor_spec.ddtree.cost_table import CostTable
 from thor_spec.ddtree.shape import TreeShape
 from thor_spec.kernels.tree_build.reference import Trees
+from thor_spec.kernels.tree_sums import kernel, reference
 from thor_spec.vllm_plugin import counters
 
 RING = 4  # steps whose numbers may be on their way
@@ -69,6 +70,7 @@ class Budget:
         columns = shape.nodes + positions + 2
         self._buffers = [torch.zeros(columns, pin_memory=on_gpu) for _ in range(RING)]
         self._events = [torch.cuda.Event() if on_gpu else None for _ in range(RING)]
+        self._told = 0
         self._at = (1, 0)  # rows and context of the last step
 
     def seeded(self) -> None:
@@ -85,23 +87,21 @@ class Budget:
         trust = self._trust[0].ratio, self._trust[1].ratio
         return tree_or_chain(self._tree, self._chain, self.table.at(*self._at), trust=trust, fewest=self.sizes[0])
 
-    def tell(self, trees: Trees, scores: torch.Tensor, sampled: torch.Tensor, accepted: torch.Tensor) -> None:
-        """Start the numbers of a step on their way: drafts of each row, and what became of its last ones.
+    def tell(
+        self, trees: Trees, scores: torch.Tensor, sampled: torch.Tensor, accepted: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        """Start the numbers of a step on their way; arguments as those of ``kernels.tree_sums``.
 
-        Args:
-            trees: likeliest prefixes, whatever shape is drafted [R].
-            scores: log probabilities of each position's candidates [R, K, W].
-            sampled: tokens that each row has emitted; 0: its drafts are nobody's [R].
-            accepted: as in ``Topology`` [R].
+        ``trees`` are the likeliest prefixes, whatever shape is drafted.
         """
         verified, self._verified = self._verified, None
         if len(self._under_way) == RING:
             return
-        place = self._drafted.number % RING
-        found = torch.cat([trees.scores, scores[:, :, 0].cumsum(1)], dim=1).exp()
-        found = torch.cat([found, (accepted - 1).clamp(min=0)[:, None], torch.ones_like(found[:, :1])], dim=1)
+        place = self._told % RING
+        self._told += 1
         buffer, event = self._buffers[place], self._events[place]
-        buffer.copy_((sampled > 0).to(found.dtype) @ found, non_blocking=True)
+        add = kernel.tree_sums if scores.is_cuda else reference.tree_sums
+        buffer.copy_(add(trees.scores, scores, sampled, accepted, slots), non_blocking=True)
         if event is not None:
             event.record()
         self._under_way.append(_News(buffer, event, self._drafted, verified))
@@ -114,8 +114,9 @@ class Budget:
             if rows == 0:
                 continue
             means = [number / rows for number in numbers]
-            self._tree, self._chain = means[: self._nodes], means[self._nodes :]
-            self._expected[news.drafted.number] = self._chain if news.drafted.chain else self._tree
+            tree, chain = means[: self._nodes], means[self._nodes :]
+            self._tree, self._chain = blend(self._tree, tree), blend(self._chain, chain)
+            self._expected[news.drafted.number] = chain if news.drafted.chain else tree
             for trust in self._trust:
                 trust.fade()
             if news.verified is not None and (known := self._expected.get(news.verified.drafted.number)) is not None:

@@ -89,7 +89,7 @@ class TreeSpeculator(_DFlash):
         trees = self._build(len(drafts), topology.requests_for_chains()[slots])
         if budget is not None:
             straight = budget.draft()
-            budget.tell(trees, self._kept(self._scores, len(drafts)), args[0][: len(drafts)], topology.accepted[slots])
+            budget.tell(trees, self._kept(self._scores, len(drafts)), args[0], topology.accepted, slots)
             trees = self._straight(trees, topology) if straight else trees
         topology.drafted(slots, trees)
         clock.mark("built")
