@@ -14,11 +14,11 @@ help:
 serve: setup
 	@$(BIN)/thor-spec serve $(ARGS)
 
-# What only computes runs on all cores; what starts processes, locks and engines runs alone.
+# What starts processes, locks and engines shares a worker with its own file, and engines of one process with their group.
 test: lint
 	$(PYTEST) -n auto --dist worksteal tests/unit tests/plugin tests/kernels tests/train $(ARGS)
-	$(PYTEST) -n auto --dist loadgroup tests/state $(ARGS)
-	$(PYTEST) tests/guard tests/serve tests/tree tests/e2e $(ARGS)
+	$(PYTEST) -n auto --dist loadgroup tests/state tests/tree $(ARGS)
+	$(PYTEST) -n auto --dist loadfile tests/guard tests/serve tests/e2e $(ARGS)
 
 setup:
 	@$(PYTHON) tools/setup.py

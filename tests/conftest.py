@@ -4,10 +4,15 @@ import os
 import sys
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.checkpoints import drafter, make_checkpoint, target  # noqa: F401  # fixtures for every folder
 from thor_spec.device import cuda
 from thor_spec.vllm_plugin import interpreter
+
+# How fast an example is says something about the machine alone.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 HAS_GPU = cuda.probe() is not None
 

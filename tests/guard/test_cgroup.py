@@ -1,6 +1,7 @@
 """Control groups: where a job's is made, and whose a group is. A folder stands in where only names matter."""
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +54,20 @@ def test_in_a_delegated_unit_the_job_lies_beside_the_control_leaf(own: Callable[
     again = cgroup.create(JOB.replace("0", "1"))  # the second job of the same unit
     assert again is not None
     assert set(cgroup.job_groups(str(unit))) >= {again}
+
+
+@pytest.mark.parametrize("age_s", [0.0, 3600.0])
+def test_a_group_that_was_left_is_removed_once_its_job_must_have_entered_it(
+    own: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, age_s: float
+) -> None:
+    own("user.slice")
+    young = cgroup.create(JOB)
+    removed: list[str] = []
+    monkeypatch.setattr(cgroup, "remove", removed.append)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + age_s)
+    assert cgroup.create(JOB.replace("0", "1"))
+    assert removed == ([young] if age_s else [])
 
 
 def test_a_group_that_cannot_be_made_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -411,6 +411,7 @@ def test_row06_a_launcher_killed_at_any_moment_leaves_nothing_undetected(
             with pytest.raises((BusyError, OrphanError)):
                 ContainerJob.start(("true",), spec=SPEC, locks=locks, find_orphans=tuple, runtime=docker.runtime)
         outcomes.add((held, bool(left)))
+        until(lambda: not status(locks).admission_held)
         assert reap(scope, grace_s=0).left == ()
         until(lambda: not status(locks).held)
         assert not any(map(alive, engine.pids()))

@@ -73,6 +73,7 @@ def test_a_deaf_or_missing_service_manager_fails_nobody(tmp_path: Path) -> None:
         (None, None, None),
         ("x", None, None),
     ],
+    ids=("anyone's", "ours", "another's", "none", "nonsense"),
 )
 def test_the_watchdog_is_ours_only_if_it_says_so(
     monkeypatch: pytest.MonkeyPatch, usec: str | None, pid: str | None, expected: float | None

@@ -23,7 +23,10 @@ from thor_spec.nano import target
 from thor_spec.nano.corpus import TEXT
 from thor_spec.vllm_plugin import interpreter, seam
 
-pytestmark = pytest.mark.skipif(seam.has_gpu_build(), reason="not run: benchmarks/tree.py is for GPUs")
+pytestmark = [
+    pytest.mark.skipif(seam.has_gpu_build(), reason="not run: benchmarks/tree.py is for GPUs"),
+    pytest.mark.xdist_group("trees"),  # one process runs all engines
+]
 ROOT = Path(__file__).parent.parent.parent
 TOKENS = list(TEXT.encode())
 ANSWER = 16

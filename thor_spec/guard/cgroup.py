@@ -7,11 +7,14 @@ Source: Linux, Documentation/admin-guide/cgroup-v2.rst (cgroup.kill needs Linux 
 """
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 
 PREFIX = "thor-spec-job-"  # and the job's uuid
 CONTROL_LEAF, JOB_LEAF = "ctl", "job"  # what a systemd unit delegates: the launcher's group, and the jobs' beside it
+ENTERED_S = 60.0
+"""A younger group may belong to a job of other locks that has yet to enter it; the kernel would let it be removed."""
 _KILL = "cgroup.kill"
 _PROCS = "cgroup.procs"
 _LEAST_ID = 12  # characters of a container's id that name it and nothing else
@@ -65,7 +68,7 @@ def create(uuid: str) -> str | None:
             with suppress(FileExistsError):
                 os.mkdir(parent)
         for name in os.listdir(parent):
-            if name.startswith(PREFIX):
+            if name.startswith(PREFIX) and _age_s(f"{parent}/{name}") > ENTERED_S:
                 remove(f"{parent}/{name}")  # left by a launcher that was killed; the kernel refuses one in use
         path = f"{parent}/{PREFIX}{uuid}"
         os.mkdir(path)
@@ -120,6 +123,13 @@ def job_groups(root: str) -> Iterator[str]:
 def job_of(path: str) -> str:
     """Return the uuid in the name of a job's group."""
     return path.rpartition("/")[2].removeprefix(PREFIX)
+
+
+def _age_s(path: str) -> float:
+    try:
+        return time.time() - os.stat(path).st_ctime
+    except OSError:  # another was faster
+        return 0.0
 
 
 def remove(path: str) -> None:

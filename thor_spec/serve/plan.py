@@ -23,6 +23,7 @@ from thor_spec.rope.scheme import ALIASES, Scheme
 from thor_spec.serve import api_key, parallel, passthrough, prefix_caching, preflight, rope
 from thor_spec.serve.checkpoint import Checkpoint, open_checkpoint
 from thor_spec.serve.locate import locate
+from thor_spec.serve.prefix_caching import Decision
 from thor_spec.vllm_plugin import compat, gate, interpreter
 from thor_spec.vllm_plugin.options import NAME as PLUGIN
 from thor_spec.vllm_plugin.seam import has_gpu_build, version
@@ -53,14 +54,14 @@ class Plan:
     target: Checkpoint
     drafter: Checkpoint | None
     draft_tokens: int
-    tree: str
-    """Shape of draft trees, as ``--tree`` takes it; empty: chains."""
     context: int
+    tree: str = ""
+    """Shape of draft trees, as ``--tree`` takes it; empty: chains."""
     rope: Scheme | None = None
     """What the target rotates by; None leaves what its configuration says."""
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    prefix_caching: prefix_caching.Decision
+    prefix_caching: Decision = Decision(None)  # noqa: RUF009  # frozen
     stock: bool = False
     """vLLM without our plugin: what we compare with."""
     api_key: str | None = field(default=None, repr=False)
@@ -252,7 +253,7 @@ def _argv(
     draft_tokens: int,
     context: int,
     scheme: Scheme | None,
-    caching: prefix_caching.Decision,
+    caching: Decision,
     *,
     gpu: bool,
     stock: bool,
