@@ -105,7 +105,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     }
     if (trees := runner.model_state.trees) is not None:
         result["counted"] = runner.rejection_sampler._counted.counts.tolist()
-        result["phases"] = trees.clock._writer.counts.tolist()
+        result["phases"] = trees.clock.counted.counts.tolist()
         result["relaxed"] = runner.rejection_sampler._count.counts.sum(-1).tolist()
         result["budgets"] = trees.budget.counted.counts.tolist() if trees.budget is not None else []
     result["faults"] = {}

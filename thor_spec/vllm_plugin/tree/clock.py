@@ -40,7 +40,7 @@ class Clock:
         self._ring = [Step() for _ in range(RING)]
         self._step: Step | None = None
         self._begun = self._started = self._heard_of = 0
-        self._writer, self._heard = writer, heard
+        self.counted, self._heard = writer, heard
         self._before: tuple[Step, int, float] | None = None
 
     def begin(self, label: Any) -> None:
@@ -89,8 +89,8 @@ class Clock:
     def _read(self, step: Step) -> None:
         seconds = {name: self._between(step, *pair) for name, pair in PHASES.items()}
         for place, name in enumerate(PHASES):
-            self._writer.counts[place] += round(1e9 * seconds[name])
-        self._writer.counts[len(PHASES)] += 1
+            self.counted.counts[place] += round(1e9 * seconds[name])
+        self.counted.counts[len(PHASES)] += 1
         rest = float("nan")
         if self._before is not None and self._before[0].number == self._before[1] == step.number - 1:
             earlier, _, verified = self._before
