@@ -1,7 +1,7 @@
 """Draft trees against chains: tokens per step, tokens per second and the cost of a step, side by side in one run.
 
     python benchmarks/tree.py --pair nano --arms chain:15 tree:auto tree:15 tree:32 tree:63 tree:3x3x3
-    python benchmarks/tree.py --dummy --arms chain:15 tree:15 tree:auto chain:12 tree:3x3   # 35B dimensions: costs alone
+    python benchmarks/tree.py --dummy --arms chain:15 tree:15 tree:auto chain:12 tree:3x3  # 35B dimensions: costs
     python benchmarks/tree.py --pair tiny --arms chain:7 tree:12,7 --prompts 2 --answer 16      # on a CPU: does it run?
 
 An arm is ``chain:K`` or ``tree:SHAPE``, an engine in a process of its own, captured in graphs unless ``--eager``. All

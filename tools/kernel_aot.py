@@ -42,6 +42,7 @@ from thor_spec.kernels.tree_rows import kernel as tree_rows
 from thor_spec.kernels.tree_rows.reference import Rows
 from thor_spec.kernels.tree_sums import kernel as tree_sums
 from thor_spec.kernels.tree_walk import kernel as tree_walk
+from thor_spec.kernels.tree_walk.reference import Trees
 
 PROCESSORS = {90: 132, 110: 20}
 HEADS, VALUE_HEADS, DIM = 16, 32, 128
@@ -256,7 +257,7 @@ def steps_of_trees(width: int) -> list[tuple[str, Any]]:
     """Return the launches around a pass over trees: building, laying out, walking."""
     i32, one = torch.int32, torch.zeros(1, dtype=torch.int32)
     slots = torch.zeros(2, width, dtype=i32)
-    trees = tree_walk.Trees(
+    trees = Trees(
         parents=slots, depths=slots, path=slots, accepted=torch.zeros(2, dtype=i32),
         counts=torch.zeros(3, width, dtype=torch.int64),
     )  # fmt: skip
