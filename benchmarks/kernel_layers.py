@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -128,8 +129,8 @@ class Layer:
         d = self.dims
         return torch.randn(count, d.value_heads, d.value_dim, d.key_dim, generator=self.generator, device=self.device)
 
-    def record(self, period: int | None) -> Record:
-        """A record with as many pending rows as one step accepts, if commits are deferred; due if the period is 1."""
+    def record(self, period: int | None, steps: int = 1) -> Record:
+        """A record with the rows of ``steps`` steps pending, if commits are deferred; due if the period is reached."""
         d, shape = self.dims, self.shape
         record = Record.allocate(
             slots=shape.requests + 1, rows=rows_needed(shape.nodes, path=shape.longest, period=period), heads=d.heads,
@@ -139,13 +140,35 @@ class Layer:
         if record.pending is not None and record.flush is not None:
             for buffer in (record.k, record.k_scale, record.u, record.log_decay):
                 buffer.zero_()  # replays commit these rows again and again: they must leave the state as it is
-            record.pending.fill_(len(shape.accepted))
-            record.flush.fill_(int(period == 1))
+            pending = steps * len(shape.accepted)
+            record.pending.fill_(pending)
+            record.flush.fill_(int(pending >= (period or 1)))
         return record
+
+    def deferred(self, variant: verify.Variant, period: int) -> list[Launch]:
+        """The steps from one write of the state to the next, each with what is pending then; the last one writes."""
+        state = self.states(self.shape.requests + 1)
+        steps = -(-period // len(self.shape.accepted))
+        return [self._step(variant, period, state, self.record(period, i)) for i in range(1, steps + 1)]
 
     def ours(self, variant: verify.Variant, period: int | None, tiles: Tiles | None = None) -> Launch:
         """One step: verify and commit at once (None), fused (1), or with a commit that is not due yet."""
-        state, record = self.states(self.shape.requests + 1), self.record(period)
+        return self._step(variant, period, self.states(self.shape.requests + 1), self.record(period), tiles)
+
+    def solution(self) -> Launch:
+        """The first of the two launches of ``wy`` alone."""
+        launch = self.ours("wy", 1)
+
+        def first() -> None:
+            with mock.patch.object(verify, "wy", mock.MagicMock(arg_names=verify.wy.arg_names)):
+                launch()
+
+        return first
+
+    def _step(
+        self, variant: verify.Variant, period: int | None, state: torch.Tensor, record: Record,
+        tiles: Tiles | None = None,
+    ) -> Launch:  # fmt: skip
         method: Any = "replay" if variant == "replay" else "product"
         width = self.shape.nodes if self.paths is None else None
 

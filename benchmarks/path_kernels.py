@@ -24,8 +24,8 @@ if "--smoke" in sys.argv:  # before anything imports Triton
 
 import torch
 
+from benchmarks.graph_times import L2_BYTES, timed
 from benchmarks.kernel_layers import best_first, chain
-from benchmarks.kernels import timed
 from benchmarks.path_layers import Dims, Launch, PathLayer
 from benchmarks.record import summary, write
 
@@ -36,7 +36,6 @@ CASES = [
     for name in ("chain 16", "ddtree 16", "ddtree 64")
 ]
 TREES = {"chain 16": chain(16), "ddtree 16": best_first(15), "ddtree 64": best_first(63)}
-L2_BYTES = 192 << 20
 
 
 def main() -> None:

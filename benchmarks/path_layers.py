@@ -87,10 +87,10 @@ class PathLayer:
         t = self._tensors
         return lambda: conv.conv_commit(t["window"], t["slots_of"], t["inputs"], t["records"], t["path"], t["accepted"])
 
-    def attend(self) -> Launch:
-        """Attend to the context and along paths."""
+    def attend(self, tiles: Tiles | None = None) -> Launch:
+        """Attend to the context and along paths; ``tiles``: other ones than a launch would choose."""
         t, d = self._tensors, self.dims
-        tiles = Tiles.choose(
+        tiles = tiles or Tiles.choose(
             width=len(self.parents), group=d.heads // d.kv_heads, requests=self.requests, kv_heads=d.kv_heads,
             max_slots=self.context + len(self.parents), sms=self.sms,
         )  # fmt: skip

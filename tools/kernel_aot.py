@@ -35,6 +35,8 @@ from thor_spec.kernels.gdn_verify import kernel as verify
 from thor_spec.kernels.gdn_verify.tiles import Tiles, commit_tiles, replay_tiles, wy_tiles
 from thor_spec.kernels.state_commit import kernel as state_commit
 from thor_spec.kernels.state_commit.plan import Layer, Layers, Plan, Step
+from thor_spec.kernels.tree_attention import kernel as tree_attention
+from thor_spec.kernels.tree_attention.tiles import Tiles as Attention
 from thor_spec.kernels.tree_build import kernel as tree_build
 from thor_spec.kernels.tree_paths import kernel as tree_paths
 from thor_spec.kernels.tree_paths.reference import allocate
@@ -163,7 +165,7 @@ def configurations(arch: int) -> list[tuple[str, Any]]:
                     x.pop("parents")
                     name = f"replay {kind} {str(state)[6:]} state, BV {tiles.block_v}, walkers {tiles.walkers}"
                     add(name, lambda x=x, tiles=tiles: verify.gdn_verify(**x, variant="replay", tiles=tiles))
-                wide = wy_tiles(heads=heads, value_dim=DIM, sms=sms)
+                wide = wy_tiles(value_dim=DIM)
                 for nodes in (16, 64):
                     for state, inputs in ((f32, bf16), (bf16, bf16), (f32, f32)):
                         x = layer(1, nodes, tree=tree, deferred=deferred, state=state, inputs=inputs)
@@ -172,7 +174,8 @@ def configurations(arch: int) -> list[tuple[str, Any]]:
                             f"wy {kind} {str(state)[6:]} state, {str(inputs)[6:]} inputs, "
                             f"N {nodes}, BV {wide.block_v}, warps {wide.warps}"
                         )
-                        add(name, lambda x=x, wide=wide: verify.gdn_verify(**x, variant="wy", tiles=wide))
+                        width = None if tree else nodes
+                        add(name, lambda x=x, w=width, t=wide: verify.gdn_verify(**x, variant="wy", width=w, tiles=t))
         for method, state, deferred in itertools.product(("replay", "product"), (f32, bf16), (False, True)):
             for path in (None, torch.zeros(1, 16, dtype=torch.int32)):
                 tiles = commit_tiles(heads=heads, value_dim=DIM, sms=sms)
@@ -217,9 +220,10 @@ def configurations(arch: int) -> list[tuple[str, Any]]:
     for requests, nodes in ((1, 1), (1, 4), (1, 16), (64, 1), (64, 4), (64, 64)):
         one = PathLayer(
             dims=path_layers.Dims(full_layers=1), requests=1, parents=tuple(range(-1, nodes - 1)), context=16,
-            device="cpu", sms=sms // requests or 1,
+            device="cpu", sms=sms,
         )  # fmt: skip
-        add(f"paths attention N {nodes}, {requests} requests", one.attend())
+        cut = Attention.choose(width=nodes, group=8, requests=requests, kv_heads=2, max_slots=32768, sms=sms)
+        add(f"paths attention N {nodes}, {requests} requests", one.attend(cut))
         if (requests, nodes) == (1, 16):
             add("paths convolution", one.convolve())
             add("paths window", one.commit_window())
@@ -282,7 +286,8 @@ def compile_only(arch: int) -> Compiler:
     """Make every launch compile for ``arch`` and go no further; return the collector."""
     compiler = Compiler(arch)
     triton.runtime.driver.set_active(compiler)
-    setattr(verify, "launches_early", lambda device: True)  # noqa: ARG005, B010
+    for module in (verify, tree_attention):
+        setattr(module, "launches_early", lambda device: True)  # noqa: ARG005, B010
     original = getattr(JITFunction, "run_and_launch", JITFunction.run)
     JITFunction.run_and_launch = original
 

@@ -78,6 +78,17 @@ def test_per_channel_decay(device: str) -> None:
         verify(case.to(device), "wy")
 
 
+@pytest.mark.parametrize("name", ["64 nodes", "combs"])
+def test_two_parts_hold_the_budget(name: str, device: str) -> None:
+    check_verify(cases.make(FORESTS[name], key_dim=64), "wy", device, tiles=Tiles(block_v=16, warps=4, parts=2))
+
+
+def test_more_or_fewer_parts_are_refused() -> None:
+    for parts in (0, 1, 4):
+        with pytest.raises(ConfigError, match="parts"):
+            Tiles(block_v=16, warps=4, parts=parts)
+
+
 GATES: dict[str, dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "forgets at once": {"decays": lambda a: a * 0 + 60.0},
     "never forgets": {"decays": lambda a: a * 0 - 60.0},
@@ -211,5 +222,6 @@ def test_tables_fill_small_devices_and_large_ones() -> None:
     assert replay(32, dim=16) == Tiles(block_v=16, warps=4)
     assert replay(32, tree=True, sms=20).walkers == 1
     assert replay(8, tree=True) == Tiles(block_v=32, warps=4, walkers=8)
-    assert wy_tiles(heads=32, value_dim=128, sms=132).block_v == 16
-    assert wy_tiles(heads=32, value_dim=128, sms=20).block_v == 64
+    assert wy_tiles(value_dim=128).block_v == 64
+    assert wy_tiles(value_dim=17).block_v == 32
+    assert wy_tiles(value_dim=8).block_v == 16

@@ -20,10 +20,11 @@ from tests.conftest import HAS_GPU
 from tests.kernels import cases
 from tests.kernels.cases import chain, comb, random_tree
 from tests.kernels.checks import ONE, Variant, as_tensors, check_commit, check_verify, verify
-from tests.kernels.close import assert_same_bits
+from tests.kernels.close import assert_close, assert_same_bits
 from tests.kernels.mutants import imported
 from thor_spec.kernels.gdn_commit import kernel as commit
 from thor_spec.kernels.gdn_commit import reference
+from thor_spec.kernels.gdn_verify import reference as verify_reference
 from thor_spec.kernels.gdn_verify.tiles import Tiles
 from thor_spec.kernels.tree_paths import kernel as tree_paths
 from thor_spec.kernels.tree_paths import reference as tree_reference
@@ -124,6 +125,27 @@ def deferred(variant: Variant) -> None:
         assert_same_bits("u", copy.u[rec, rows], later.record.u[rec, rows])
 
 
+def exactly(variant: Variant) -> None:
+    """What the third part of a state is for: the budget alone would do with two."""
+    case = cases.make([chain(2)], key_dim=64, value_dim=64, value_heads=1)
+    want = torch.full(case.args["v"].shape, torch.nan, dtype=torch.float64)
+    verify_reference.gdn_verify(**case.in_float64().args, out=want)
+    assert_close("output", want, verify(case, variant), budget=5e-7)
+
+
+def long_deferred(_: Variant) -> None:
+    """More pending rows than one product takes, against the same rows committed."""
+    case = cases.make([chain(20)], deferred=True, period=1, tree=False)
+    verify(case, "wy")
+    where = case.args["state_indices"], case.record, case.args["record_indices"]
+    twenty = torch.tensor([20], dtype=torch.int32)
+    now = case.copy()
+    commit.gdn_commit(now.state, where[0], now.record, where[2], None, twenty, method="product", tiles=ONE)
+    commit.gdn_advance(case.record, where[0], where[2], twenty, period=1)
+    assert_close("output", verify(now, "wy"), verify(case, "wy"))
+    assert_close("state", now.state, case.state)
+
+
 def masks(_: Variant) -> None:
     parents = torch.tensor([comb(19), [-1, 9, *range(1, 18)]], dtype=torch.int32)
     cu = torch.tensor([0, 19, 30], dtype=torch.int32)
@@ -142,6 +164,8 @@ MUTANTS: list[tuple[str, str, str, Callable[[Variant], None], Variant]] = [
     (COMMON, "h = h * tl.exp(tl.sum(g, axis=0))", "h = h * 1.0", committed, "wy"),
     (COMMON, "(tl.exp(after) * scale)", "tl.exp(after)", committed, "wy"),
     (COMMON, "acc = _dot(middle, y, acc, WIDEN)", "acc = acc", trees, "wy"),
+    (COMMON, "acc = _dot(low, y, acc, WIDEN)", "acc = acc", exactly, "wy"),
+    (COMMON, "rest = x - high", "rest = x", trees, "wy"),
     (COMMON, "acc = _dot(high, y_middle, acc, WIDEN)", "acc = acc", float32, "wy"),
     (REPLAY, "i_h = i_hv // (HV // H)", "i_h = i_hv % H", trees, "replay"),
     (REPLAY, "if slot <= 0:", "if slot < -5:", trees, "replay"),
@@ -172,7 +196,8 @@ MUTANTS: list[tuple[str, str, str, Callable[[Variant], None], Variant]] = [
      "exponent = (coarse + fine)[:, None] - (coarse + fine)[None, :]", steep, "wy"),
     (WY, "tl.maximum(g, -1024.0)", "g", endless, "wy"),
     (WY, 'tl.exp(tl.where(on_path, exponent, float("-inf")))', "tl.exp(exponent) * on_path", far_apart, "wy"),
-    (WY, "r -= recalled * tl.load(factors + head * 2 * BW + t)[None, :]", "r -= recalled", trees, "wy"),
+    (WY, "nothing, PARTS, WIDEN) * fade_k[None, :]", "nothing, PARTS, WIDEN)", trees, "wy"),
+    (WY, "fold_rows_by_product(h, 16,", "fold_rows_by_product(h, 32,", long_deferred, "wy"),
     (WY, "tl.load(factors + (head * 2 + 1) * BW + t)", "tl.load(factors + head * 2 * BW + t)", trees, "wy"),
     (WY, "t[None, :] * BW + t[:, None]  # transposed", "t[:, None] * BW + t[None, :]", trees, "wy"),
     (WY, "BW) * beta[None, :]", "BW)", trees, "wy"),

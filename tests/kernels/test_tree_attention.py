@@ -12,24 +12,25 @@ from tests.kernels.close import assert_close, assert_same_bits
 from tests.kernels.mutants import mutant
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.tree_attention import kernel, reference
-from thor_spec.kernels.tree_attention.tiles import Tiles
+from thor_spec.kernels.tree_attention.tiles import WAVES, Tiles
 from thor_spec.kernels.tree_paths.reference import tree_paths
 
 BUDGET = {torch.float32: 2e-6, torch.bfloat16: 2**-7}  # weights and outputs are rounded to bfloat16
 WHOLE = Tiles(rows=16, slots=16, splits=1, warps=4)
-SPLIT = Tiles(rows=16, slots=16, splits=4, warps=4)
+SPLIT = Tiles(rows=16, slots=16, splits=9, warps=4, least=1)
+_RIGHT: dict[tuple[Any, ...], torch.Tensor] = {}
 BATCHES = {
     "one node": ([chain(1)], [0]),
     "chain": ([chain(16)], [37]),
     "star": ([star(9)], [15]),
     "full": ([full((3, 3))], [64]),
-    "mixed": ([random_tree(17, 1), chain(1), depth_first(random_tree(11, 2)), comb(13)], [5, 50, 0, 33]),
+    "mixed": ([random_tree(17, 1), chain(1), depth_first(random_tree(11, 2))], [5, 50, 0]),
     "64": ([random_tree(64, 3)], [21]),
 }
 
 
 def case(trees: list[list[int]], contexts: list[int], device: str = "cpu", *, dtype: torch.dtype = torch.float32,
-         heads: tuple[int, int] = (4, 2), dim: int = 16, size: int = 7, seed: int = 0) -> dict[str, Any]:  # fmt: skip
+         heads: tuple[int, int] = (4, 2), dim: int = 16, size: int = 21, seed: int = 0) -> dict[str, Any]:  # fmt: skip
     """Arguments of ``tree_attention``: blocks in no order, and NaN in every slot that belongs to nobody."""
     g = torch.Generator().manual_seed(seed)
     hq, hkv = heads
@@ -80,7 +81,9 @@ def test_against_the_definition(name: str, tiles: Tiles, device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "dim", "size"), [((1, 1), 16, 16), ((6, 2), 40, 5), ((8, 1), 64, 3), ((16, 2), 256, 48)], ids=str
+    ("heads", "dim", "size"),
+    [((1, 1), 16, 16), ((6, 2), 40, 5), ((8, 1), 64, 3), ((16, 2), 256, 48), ((2, 1), 24, 17)],
+    ids=str,
 )
 def test_shapes(heads: tuple[int, int], dim: int, size: int, device: str) -> None:
     check(kernel, case([random_tree(6, 1), star(3)], [29, 2], device, heads=heads, dim=dim, size=size), tiles=SPLIT)
@@ -96,10 +99,42 @@ def test_windows_count_positions_not_slots(window: int, device: str) -> None:
     check(kernel, case(*BATCHES["mixed"], device), tiles=SPLIT, window=window)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 8, 64])
+def behind_the_window(module: ModuleType, window: int, device: str) -> None:
+    args = case([chain(5), chain(1)], [40, 37], device)
+    size = args["keys"].shape[1]
+    for r, context in enumerate((40, 37)):
+        for slot in range(context + 1 - window):
+            block = int(args["block_table"][r, slot // size])
+            args["keys"][block, slot % size] = args["values"][block, slot % size] = torch.nan
+    for tiles in (WHOLE, SPLIT):
+        assert module.tree_attention(**args, tiles=tiles, width=5, window=window).isfinite().all(), "output"
+
+
+@pytest.mark.parametrize("window", [1, 20])
+def test_blocks_behind_the_window_may_be_anybodys(window: int, device: str) -> None:
+    behind_the_window(kernel, window, device)
+
+
+@pytest.mark.parametrize("splits", [1, 7, 64])
 def test_more_programs_than_slots(splits: int, device: str) -> None:
     tiles = Tiles(rows=16, slots=16, splits=splits, warps=4)
     check(kernel, case([chain(2), random_tree(5, 4)], [0, 30], device), tiles=tiles)
+
+
+@pytest.mark.parametrize("least", [1, 3])
+@pytest.mark.parametrize("length", [16, 17, 47, 48, 49, 96, 97, 304])
+def test_edges_of_shares(length: int, least: int, device: str) -> None:
+    """Shares that end with the context, inside the drafts and behind them; more parts than a merge takes at a time."""
+    tiles = Tiles(rows=16, slots=16, splits=3 if length < 300 else 20, warps=4, least=least)
+    check(kernel, case([chain(9)], [length - 9], device, heads=(1, 1), size=40), tiles=tiles)
+
+
+def test_a_sequence_is_cut_alike_in_any_company(device: str) -> None:
+    """Same launch, other neighbours: not a bit of a request's rows changes."""
+    args = case([random_tree(12, 5), star(12)], [70, 200], device)
+    first = kernel.tree_attention(**args, tiles=SPLIT, width=12)[:12]
+    args["seq_lens"][1] = 0
+    assert_same_bits("rows", first, kernel.tree_attention(**args, tiles=SPLIT, width=12)[:12])
 
 
 def test_padding_rows_are_skipped(device: str) -> None:
@@ -162,10 +197,10 @@ def test_eight_bit_caches_are_scaled(device: str) -> None:
     assert_close("output", want.double(), got, 1e-5)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_batches(seed: int, device: str) -> None:
     g = torch.Generator().manual_seed(seed)
-    sizes, contexts = torch.randint(1, 30, (3,), generator=g).tolist(), torch.randint(0, 60, (3,), generator=g).tolist()
+    sizes, contexts = torch.randint(1, 20, (3,), generator=g).tolist(), torch.randint(0, 60, (3,), generator=g).tolist()
     trees = [random_tree(n, seed + n) for n in sizes]
     tiles = Tiles(rows=16, slots=(16, 32)[seed % 2], splits=(1, 2, 4)[seed % 3], warps=4)
     check(kernel, case(trees, contexts, device, seed=seed), tiles=tiles, window=(None, 9)[seed % 2])
@@ -173,7 +208,7 @@ def test_random_batches(seed: int, device: str) -> None:
 
 def test_parts_may_be_kept_and_hold_old_numbers(device: str) -> None:
     args = case(*BATCHES["mixed"], device)
-    parts = kernel.Parts.allocate(100, 4, 16, 4, device)
+    parts = kernel.Parts.allocate(100, 4, 16, SPLIT.splits, device)
     parts.acc.fill_(torch.nan)
     parts.total.fill_(7.0)
     parts.highest.fill_(100.0)
@@ -197,15 +232,15 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("sms", [20, 132])
 @pytest.mark.parametrize("width", [1, 16, 64])
-@pytest.mark.parametrize("requests", [1, 8, 256])
-def test_tiles_are_powers_of_two_and_fill_the_device(sms: int, width: int, requests: int) -> None:
+@pytest.mark.parametrize("requests", [1, 8, 70, 256])
+def test_tiles_fill_the_device(sms: int, width: int, requests: int) -> None:
     tiles = Tiles.choose(width=width, group=8, requests=requests, kv_heads=2, max_slots=32768, sms=sms)
-    for number in (tiles.rows, tiles.slots, tiles.splits):
+    for number in (tiles.rows, tiles.slots):
         assert number & (number - 1) == 0
-    assert tiles.rows >= 16
     programs = -(-width * 8 // tiles.rows) * requests * 2 * tiles.splits
-    assert programs >= 2 * sms or tiles.splits == 64
-    assert requests < 256 or tiles.splits <= 2
+    resident = sms * (2 if tiles.rows <= 32 else 1)
+    assert programs / (-(-programs // resident) * resident) >= 0.7, "little of the last wave is idle"
+    assert tiles.splits == 1 or programs <= WAVES * resident, "parts would take much memory"
 
 
 @pytest.mark.parametrize(
@@ -217,42 +252,58 @@ def test_tiles_are_powers_of_two_and_fill_the_device(sms: int, width: int, reque
         ("context // BN * BN))", "context))"),
         ("context + _depth(of_key)", "s"),  # a node's slot taken for its position
         ("position[:, None] - window", "position[:, None] - window - 1"),
-        ("begin = tl.maximum(0, context + 1 - window)", "begin = tl.maximum(0, context + 17 - window)"),
+        ("tl.maximum(0, length - count + 1 - window)", "tl.maximum(0, length - count + 17 - window)"),
         ("total * keep + tl.sum", "total + tl.sum"),
-        ("acc = acc * keep[:, None]", "acc = acc"),
+        ("acc=acc * keep[:, None]", "acc=acc"),
+        ("merged = merged * keep[:, None]", "merged = merged"),
         ("parts * weight[:, None]", "parts"),
         ("head_q = head * group + row % group", "head_q = head + (row % group) * HKV"),
         ("table = block_table + i_r * TABLE", "table = block_table"),
-        ("has_some = weight > 0", "has_some = weight >= 0"),
+        ("inside = (i < used)[:, None] &", "inside = (i < 99)[:, None] &"),
+        ("| (used == 1):", "| (used == 99):"),
+        ("tl.cdiv(tiles, splits), LEAST", "tiles // splits, LEAST"),
         ("(length <= 0) |", "(length < 0) |"),
-        ("(s % SIZE)", "(s % (SIZE - 1))"),
+        ("start % SIZE + tl", "start % (SIZE - 1) + tl"),
+        ("offset = s % SIZE", "offset = s % (SIZE - 1)"),
+        ("block = tl.where(within >= SIZE", "block = tl.where(within > SIZE"),
+        ("near, far = near_next, far_next", "near, far = near, far"),
         ("n = n + (n >> 8)", "n = n"),
     ],
 )  # fmt: skip
 def test_mutants_fail(old: str, new: str, device: str, tmp_path: Path) -> None:
-    trees = [random_tree(17, 1), chain(9), chain(1), depth_first(random_tree(11, 2))]
-    args = case(trees, [20, 9, 30, 0], device, dim=16)
+    trees = [comb(12), chain(3), chain(1), depth_first(random_tree(5, 2))]
+    args = case(trees, [20, 9, 260, 0], device, size=7 if "offset = s" in old else 21)
     args["seq_lens"][1] = 0
     with pytest.raises(AssertionError, match="output"):
         compare(mutant(kernel, old, new, tmp_path), args)
 
 
 def test_a_slot_behind_the_last_of_64_nodes_is_not_seen(device: str, tmp_path: Path) -> None:
-    module = mutant(kernel, "live[None, :] & own[:, None]", "(s >= 0)[None, :] & own[:, None]", tmp_path)
+    module = mutant(kernel, "seen = live[None, :]", "seen = (s >= 0)[None, :]", tmp_path)
     with pytest.raises(AssertionError, match="output"):
         compare(module, case([chain(64)], [3], device, heads=(1, 1), dim=16))
 
 
+def test_a_slot_behind_the_window_is_not_loaded(device: str, tmp_path: Path) -> None:
+    module = mutant(kernel, "s > context - window", "s > context - window - 99", tmp_path)
+    with pytest.raises(AssertionError, match="output"):
+        behind_the_window(module, 20, device)
+
+
 def compare(module: ModuleType, args: dict[str, Any]) -> None:
-    tokens, heads, dim = args["q"].shape
+    """Run both modules in every kind of launch; what the right one gives is kept from mutant to mutant."""
+    key = (args["keys"].shape, args["q"].shape)
     for tiles in (WHOLE, SPLIT):
         for window in (None, 3):
-            outs = []
-            for each in (kernel, module):
-                parts = kernel.Parts.allocate(tokens, heads, dim, tiles.splits, args["q"].device)
-                parts.acc.fill_(torch.nan)
-                outs.append(torch.full_like(args["q"], torch.nan))
-                each.tree_attention(
-                    **args, tiles=tiles, width=args["masks"].shape[1], out=outs[-1], window=window, parts=parts
-                )
-            assert_same_bits("output", *outs)
+            if (*key, tiles, window) not in _RIGHT:
+                _RIGHT[(*key, tiles, window)] = run(kernel, args, tiles, window)
+            assert_same_bits("output", _RIGHT[(*key, tiles, window)], run(module, args, tiles, window))
+
+
+def run(module: ModuleType, args: dict[str, Any], tiles: Tiles, window: int | None) -> torch.Tensor:
+    tokens, heads, dim = args["q"].shape
+    parts = module.Parts.allocate(tokens, heads, dim, tiles.splits, args["q"].device)
+    parts.acc.fill_(torch.nan)
+    out = torch.full_like(args["q"], torch.nan)
+    module.tree_attention(**args, tiles=tiles, width=args["masks"].shape[1], out=out, window=window, parts=parts)
+    return out

@@ -45,13 +45,13 @@ def _commit(state, state_indices, rec_k, rec_scale, rec_u, rec_g, start_row, pen
     if BY_PRODUCT:
         if BY_PATH:
             if DEFERRED:
-                h = fold_rows_by_product(h, slab, rows, offset, kept, accepted, rec_k, rec_scale, rec_u, rec_g,
+                h = fold_rows_by_product(h, 0, slab, rows, offset, kept, accepted, rec_k, rec_scale, rec_u, rec_g,
                                          i_h, i_hv, o_k, o_v, H, HV, K, V, False, WIDEN)  # fmt: skip
-            h = fold_rows_by_product(h, slab, rows, behind, count, path + i_r * PATH_STRIDE,
+            h = fold_rows_by_product(h, 0, slab, rows, behind, count, path + i_r * PATH_STRIDE,
                                      rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
                                      H, HV, K, V, True, WIDEN)  # fmt: skip
         else:
-            h = fold_rows_by_product(h, slab, rows, offset, kept + count, accepted, rec_k, rec_scale, rec_u, rec_g,
+            h = fold_rows_by_product(h, 0, slab, rows, offset, kept + count, accepted, rec_k, rec_scale, rec_u, rec_g,
                                      i_h, i_hv, o_k, o_v, H, HV, K, V, False, WIDEN)  # fmt: skip
     elif BY_PATH:
         if DEFERRED:

@@ -93,12 +93,21 @@ def _dot(x, y, acc, WIDEN: tl.constexpr):
 
 
 @triton.jit
+def _upper(x, NEAREST: tl.constexpr):
+    """Return x to 8 significant bits, by integer operations: conversions go through a slow unit."""
+    bits = x.to(tl.int32, bitcast=True)
+    if NEAREST:
+        bits += 0x8000
+    return (bits & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _split(x):
     """Return three bfloat16 parts, 24 bits together: as much as a float32 holds."""
-    high = x.to(tl.bfloat16)
-    rest = x - high.to(tl.float32)
-    middle = rest.to(tl.bfloat16)
-    return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+    high = _upper(x, False)
+    rest = x - high
+    middle = _upper(rest, False)
+    return high.to(tl.bfloat16), middle.to(tl.bfloat16), (rest - middle).to(tl.bfloat16)
 
 
 @triton.jit
@@ -106,14 +115,19 @@ def dot_exact(x, y, acc, PARTS: tl.constexpr, WIDEN: tl.constexpr):
     """Return ``acc + x @ y`` to float32 precision, for float32 ``x``; small terms first.
 
     For a bfloat16 ``y`` the products of the three parts are exact, and cost half of tf32x3. One part is enough where
-    ``x`` was rounded to bfloat16 before (PARTS). For a wider ``y`` six products leave out what is below 2^-24.
+    ``x`` was rounded to bfloat16 before (PARTS); two leave out what is below 2^-17. For a wider ``y`` six products
+    leave out what is below 2^-24.
     """
     if y.dtype == tl.bfloat16:
         if PARTS == 1:
             acc = _dot(x.to(tl.bfloat16), y, acc, WIDEN)
         else:
-            high, middle, low = _split(x)
-            acc = _dot(low, y, acc, WIDEN)
+            if PARTS == 2:
+                nearest = _upper(x, True)
+                high, middle = nearest.to(tl.bfloat16), (x - nearest).to(tl.bfloat16)
+            else:
+                high, middle, low = _split(x)
+                acc = _dot(low, y, acc, WIDEN)
             acc = _dot(middle, y, acc, WIDEN)
             acc = _dot(high, y, acc, WIDEN)
     else:
@@ -140,30 +154,47 @@ def dot_of_inputs(x, y, WIDEN: tl.constexpr):
 
 
 @triton.jit
-def fold_rows_by_product(h, slab, rows, offset, count, path, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
-                         H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-                         BY_PATH: tl.constexpr, WIDEN: tl.constexpr):  # fmt: skip
-    """Return the state after ``count`` rows, sixteen at a time, as one product each.
+def load_sixteen(start, slab, rows, offset, count, path, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k, o_v,
+                 H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+                 BY_PATH: tl.constexpr):  # fmt: skip
+    """Return sixteen record rows from the ``start``-th of ``count`` on: log decays, scales, keys and pseudo-values."""
+    o_i = start + tl.arange(0, 16)
+    there = o_i < count
+    at = offset + o_i
+    if BY_PATH:
+        at = offset + tl.load(path + o_i, mask=there, other=0)
+    row = slab + wrap(at, rows)
+    k = tl.load(
+        rec_k + (row[:, None] * H + i_h) * K + o_k[None, :], mask=there[:, None] & (o_k < K)[None, :], other=0.0
+    )
+    u = tl.load(
+        rec_u + (row[None, :] * HV + i_hv) * V + o_v[:, None], mask=there[None, :] & (o_v < V)[:, None], other=0.0
+    )
+    g = tl.load(rec_g + row * HV + i_hv, mask=there, other=0.0)
+    scale = tl.load(rec_scale + row * H + i_h, mask=there, other=0.0)
+    return g, scale, k, u
+
+
+@triton.jit
+def fold_sixteen(h, g, scale, k, u, WIDEN: tl.constexpr):
+    """Return the state after sixteen rows, as one product; rows that are not there are zero.
 
     ``h = exp(g_1 + .. + g_n) h + sum_i exp(g_{i+1} + .. + g_n) u_i k_i^T``; the exponents are summed from the rows
     themselves, not subtracted from a running total, so long products lose no digits.
     """
     o_i = tl.arange(0, 16)
-    for start in range(0, count, 16):
-        there = start + o_i < count
-        at = offset + start + o_i
-        if BY_PATH:
-            at = offset + tl.load(path + start + o_i, mask=there, other=0)
-        row = slab + wrap(at, rows)
-        g = tl.load(rec_g + row * HV + i_hv, mask=there, other=0.0)
-        after = tl.sum(tl.where(o_i[None, :] > o_i[:, None], g[None, :], 0.0), axis=1)
-        scale = tl.load(rec_scale + row * H + i_h, mask=there, other=0.0)
-        k = tl.load(
-            rec_k + (row[:, None] * H + i_h) * K + o_k[None, :], mask=there[:, None] & (o_k < K)[None, :], other=0.0
-        )
-        u = tl.load(
-            rec_u + (row[None, :] * HV + i_hv) * V + o_v[:, None], mask=there[None, :] & (o_v < V)[:, None], other=0.0
-        )
-        h = h * tl.exp(tl.sum(g, axis=0))
-        h = dot_exact(u * (tl.exp(after) * scale)[None, :], k, h, 3, WIDEN)
+    after = tl.sum(tl.where(o_i[None, :] > o_i[:, None], g[None, :], 0.0), axis=1)
+    h = h * tl.exp(tl.sum(g, axis=0))
+    return dot_exact(u * (tl.exp(after) * scale)[None, :], k, h, 3, WIDEN)
+
+
+@triton.jit
+def fold_rows_by_product(h, first, slab, rows, offset, count, path, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv, o_k,
+                         o_v, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+                         BY_PATH: tl.constexpr, WIDEN: tl.constexpr):  # fmt: skip
+    """Return the state after the rows from the ``first``-th of ``count`` on, sixteen at a time."""
+    for start in range(first, count, 16):
+        g, scale, k, u = load_sixteen(start, slab, rows, offset, count, path, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv,
+                                      o_k, o_v, H, HV, K, V, BY_PATH)  # fmt: skip
+        h = fold_sixteen(h, g, scale, k, u, WIDEN)
     return h

@@ -91,7 +91,7 @@ def gdn_verify(
             PER_CHANNEL=record.per_channel, num_warps=tiles.warps, num_stages=1,
         )  # fmt: skip
     else:
-        tiles = tiles or wy_tiles(heads=states, value_dim=value_dim, sms=sms)
+        tiles = tiles or wy_tiles(value_dim=value_dim)
         exact_in_one = state.dtype == torch.bfloat16 and not deferred
         early = launches_early(q.device)
         block = next(size for size in (16, 32, MAX_NODES) if width <= size)
@@ -102,9 +102,9 @@ def gdn_verify(
             "EARLY": early,
         }  # fmt: skip
         wy_solve[(value_heads, requests)](
-            **{name: common[name] for name in wy_solve.arg_names}, num_warps=1 if block == 16 else 8, num_stages=1
-        )
-        common |= {"BV": max(16, tiles.block_v), "PARTS": 1 if exact_in_one else 3}
+            **{name: common[name] for name in wy_solve.arg_names}, num_warps=1 if block == 16 else 8, num_stages=1,
+        )  # fmt: skip
+        common |= {"BV": max(16, tiles.block_v), "PARTS": 1 if exact_in_one else tiles.parts}
         wy[(triton.cdiv(value_dim, tiles.block_v), value_heads, requests)](
             **{name: common[name] for name in wy.arg_names}, num_warps=tiles.warps, num_stages=1,
             **({"launch_pdl": True} if early else {}), **({"maxnreg": tiles.registers} if tiles.registers else {}),

@@ -23,11 +23,15 @@ class Tiles:
     """Programs that share the leaves of one tree (replay)."""
     registers: int | None = None
     """Most registers of a thread (wy); None: the compiler's choice."""
+    parts: int = 3
+    """bfloat16 numbers that a float32 of the state is multiplied as (wy): two lose what is below 2^-17."""
 
     def __post_init__(self) -> None:
         for name, value in (("block_v", self.block_v), ("warps", self.warps), ("walkers", self.walkers)):
             if value < 1 or value & (value - 1):
                 raise ConfigError(f"tiles.{name}={value} must be a power of two: Triton's ranges are.")
+        if self.parts not in (2, 3):
+            raise ConfigError(f"tiles.parts={self.parts} must be 2 or 3: a float32 state is never one bfloat16.")
 
 
 @cache
@@ -61,9 +65,13 @@ def replay_tiles(*, heads: int, value_dim: int, tree: bool, deferred: bool, sms:
     return Tiles(block_v=block_v, warps=4, walkers=walkers)
 
 
-def wy_tiles(*, heads: int, value_dim: int, sms: int) -> Tiles:
-    """Return the geometry of the closed form: 64 rows, Hopper's tile of a product, unless that leaves it half empty."""
-    return Tiles(block_v=_fill(heads, value_dim, largest=64, smallest=16, programs=sms), warps=4)
+def wy_tiles(*, value_dim: int) -> Tiles:
+    """Return the geometry of the closed form: 64 rows, Hopper's tile of a product.
+
+    Fewer rows make more programs, but each needs keys, queries and the solution again: on an H200 even one request of
+    32 heads, 64 programs for 132 multiprocessors, took longer that way.
+    """
+    return Tiles(block_v=min(64, max(16, 1 << (value_dim - 1).bit_length())), warps=4)
 
 
 def commit_tiles(*, heads: int, value_dim: int, sms: int) -> Tiles:

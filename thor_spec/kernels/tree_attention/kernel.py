@@ -9,6 +9,7 @@ import triton.language as tl
 
 from thor_spec import env
 from thor_spec.errors import ConfigError
+from thor_spec.kernels.gdn_verify.tiles import launches_early
 from thor_spec.kernels.rounding.kernel import rounded
 from thor_spec.kernels.tree_attention.tiles import Tiles
 from thor_spec.kernels.tree_paths.reference import MAX_NODES
@@ -33,63 +34,115 @@ def _depth(mask):
 
 
 @triton.jit
-def _attend(acc, total, highest, rows, start, end, context, mask, own, position, keys, values, table, masks,
-            key_scale, scale_log2, window,
-            K_B: tl.constexpr, K_S: tl.constexpr, V_B: tl.constexpr, V_S: tl.constexpr, SIZE: tl.constexpr,
-            D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, NODES: tl.constexpr, WINDOWED: tl.constexpr,
-            SCALED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Take BN slots into the running softmax; ``NODES``: some may hold drafts, which only their descendants see."""
-    d = tl.arange(0, BD)
-    s = start + tl.arange(0, BN)
-    live = s < end
-    block = tl.load(table + s // SIZE, mask=live, other=0).to(tl.int64)
-    offset = (s % SIZE).to(tl.int64)
-    p_k = keys + block * K_B + offset * K_S
-    k = tl.load(p_k[None, :] + d[:, None], mask=live[None, :] & (d < D)[:, None], other=0.0).to(rows.dtype)
-    scores = tl.dot(rows, k, input_precision=PRECISION) * scale_log2
-    if SCALED:
-        scores *= tl.load(key_scale)
-    seen = live[None, :] & own[:, None]
-    drafted = s - context
-    if NODES:
-        descends = (mask[:, None] >> tl.minimum(tl.maximum(drafted, 0), 63).to(tl.int64)[None, :]) & 1
-        seen = seen & ((drafted < 0)[None, :] | (descends != 0))
+def _shares(length, count, splits, window, BN: tl.constexpr, LEAST: tl.constexpr, WINDOWED: tl.constexpr):
+    """Return the first slot, slots per program, and how many programs have a share.
+
+    It depends on this sequence and the launch alone, never on the other sequences of a batch.
+    """
+    begin = 0
     if WINDOWED:
-        at = s
-        if NODES:
-            of_key = tl.load(masks + drafted, mask=live & (drafted >= 0), other=0)
-            at = tl.where(drafted < 0, s, context + _depth(of_key))
-        seen = seen & (at[None, :] > position[:, None] - window)
-    scores = tl.where(seen, scores, float("-inf"))
-    now = tl.maximum(highest, tl.max(scores, axis=1))
-    base = tl.where(now == float("-inf"), 0.0, now)  # nothing seen yet: no -inf minus -inf
-    weights = tl.exp2(scores - base[:, None])
-    keep = tl.exp2(highest - base)
-    total = total * keep + tl.sum(weights, axis=1)
-    p_v = values + block * V_B + offset * V_S
-    v = tl.load(p_v[:, None] + d[None, :], mask=live[:, None] & (d < D)[None, :], other=0.0).to(rows.dtype)
-    acc = acc * keep[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-    return acc, total, now
+        begin = tl.maximum(0, length - count + 1 - window) // BN * BN  # the root is the node that looks back furthest
+    tiles = tl.cdiv(length - begin, BN)
+    each = tl.maximum(tl.cdiv(tiles, splits), LEAST)
+    return begin, each * BN, tl.cdiv(tiles, each)
 
 
 @triton.jit
+def _blocks(table, start, end, SIZE: tl.constexpr, BN: tl.constexpr):
+    """Return the blocks of a tile's first and last slot; a tile that is no longer than a block touches no other."""
+    near = start * 0
+    far = near
+    if BN <= SIZE:
+        near = tl.load(table + start // SIZE, mask=start < end, other=0)
+        far = near
+        if SIZE % BN != 0:
+            last = (start + BN - 1) // SIZE
+            far = tl.load(table + last, mask=last * SIZE < end, other=0)
+    return near, far
+
+
+@triton.jit
+def _attend(acc, total, highest, rows, start, end, near, far, context, mask, position, keys, values, table, masks,
+            factor, window,
+            K_B: tl.constexpr, K_S: tl.constexpr, V_B: tl.constexpr, V_S: tl.constexpr, SIZE: tl.constexpr,
+            D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, NODES: tl.constexpr, WINDOWED: tl.constexpr,
+            PRECISION: tl.constexpr):  # fmt: skip
+    """Take BN slots into the running softmax; ``NODES``: some may hold drafts, which only their descendants see.
+
+    Without nodes and window all slots are there and seen by all rows, and nothing is masked.
+    """
+    d = tl.arange(0, BD)
+    s = start + tl.arange(0, BN)
+    if BN <= SIZE:
+        within = start % SIZE + tl.arange(0, BN)
+        block = near.to(tl.int64)
+        offset = within
+        if SIZE % BN != 0:  # a select of two blocks costs less than a look-up per slot
+            block = tl.where(within >= SIZE, far, near).to(tl.int64)
+            offset = tl.where(within >= SIZE, within - SIZE, within)
+    else:
+        block = tl.load(table + s // SIZE, mask=s < end, other=0).to(tl.int64)
+        offset = s % SIZE
+    there = (d < D)[None, :] & (s >= 0)[:, None]
+    if NODES or WINDOWED:
+        live = s < end
+        if WINDOWED:
+            live = live & (s > context - window)  # blocks behind the window may be anybody's
+        there = there & live[:, None]
+    p_k = keys + (block * K_B + offset * K_S)[:, None] + d[None, :]
+    p_v = values + (block * V_B + offset * V_S)[:, None] + d[None, :]
+    if NODES or WINDOWED or D < BD:
+        k = tl.load(p_k, mask=there, other=0.0).to(rows.dtype)
+        v = tl.load(p_v, mask=there, other=0.0).to(rows.dtype)
+    else:
+        k = tl.load(p_k).to(rows.dtype)
+        v = tl.load(p_v).to(rows.dtype)
+    scores = tl.dot(rows, tl.trans(k), input_precision=PRECISION)
+    if NODES or WINDOWED:
+        seen = live[None, :]
+        drafted = s - context
+        if NODES:
+            descends = (mask[:, None] >> tl.minimum(tl.maximum(drafted, 0), 63).to(tl.int64)[None, :]) & 1
+            seen = seen & ((drafted < 0)[None, :] | (descends != 0))
+        if WINDOWED:
+            at = s
+            if NODES:
+                of_key = tl.load(masks + drafted, mask=live & (drafted >= 0), other=0)
+                at = tl.where(drafted < 0, s, context + _depth(of_key))
+            seen = seen & (at[None, :] > position[:, None] - window)
+        scores = tl.where(seen, scores, float("-inf"))
+    now = tl.maximum(highest, tl.max(scores, axis=1) * factor)
+    base = now
+    if NODES or WINDOWED:
+        base = tl.where(now == float("-inf"), 0.0, now)  # nothing seen yet: no -inf minus -inf
+    weights = tl.exp2(scores * factor - base[:, None])
+    keep = tl.exp2(highest - base)
+    total = total * keep + tl.sum(weights, axis=1)
+    acc = tl.dot(weights.to(v.dtype), v, acc=acc * keep[:, None], input_precision=PRECISION)
+    return acc, total, now
+
+
+@triton.jit(do_not_specialize=["splits", "window"])
 def _part(q, keys, values, block_table, seq_lens, masks, cu_nodes, key_scale, value_scale, out, part, part_max,
-          part_sum, scale_log2, window,
+          part_sum, scale_log2, window, splits,
           Q_T: tl.constexpr, Q_H: tl.constexpr, OUT_T: tl.constexpr, OUT_H: tl.constexpr, K_B: tl.constexpr,
           K_S: tl.constexpr, K_H: tl.constexpr, V_B: tl.constexpr, V_S: tl.constexpr, V_H: tl.constexpr,
           TABLE: tl.constexpr, MASKS: tl.constexpr, SIZE: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr,
-          D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
-          WINDOWED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
-          INTERPRETED: tl.constexpr):  # fmt: skip
+          D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LEAST: tl.constexpr,
+          SPLIT: tl.constexpr, WINDOWED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+          INTERPRETED: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     i_r, head = tl.program_id(1) // HKV, tl.program_id(1) % HKV
     split = tl.program_id(2)
     group: tl.constexpr = HQ // HKV
     first = tl.load(cu_nodes + i_r).to(tl.int64)
     count = (tl.load(cu_nodes + i_r + 1) - first).to(tl.int32)
     length = tl.load(seq_lens + i_r).to(tl.int32)
-    row = tl.program_id(0) * BM + tl.arange(0, BM)
-    if (length <= 0) | (tl.program_id(0) * BM >= count * group):
+    begin, share, used = _shares(length, count, splits, window, BN, LEAST, WINDOWED)
+    if (length <= 0) | (tl.program_id(0) * BM >= count * group) | (split >= used):
         return
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
     node = row // group
     own = node < count
     head_q = head * group + row % group
@@ -101,12 +154,11 @@ def _part(q, keys, values, block_table, seq_lens, masks, cu_nodes, key_scale, va
     rows = tl.load(p_q, mask=own[:, None] & (d < D)[None, :], other=0.0)
     if INTERPRETED:  # it cannot multiply bfloat16; widening is exact
         rows = rows.to(tl.float32)
+    factor = scale_log2
+    if SCALED:
+        factor *= tl.load(key_scale)
 
-    begin = 0
     position = context + _depth(mask)
-    if WINDOWED:
-        begin = tl.maximum(0, context + 1 - window) // BN * BN  # the root is the node that looks back furthest
-    share = tl.cdiv(tl.cdiv(length - begin, BN), SPLITS) * BN
     begin += split * share
     end = tl.minimum(begin + share, length)
     highest = tl.full([BM], float("-inf"), tl.float32)
@@ -116,51 +168,73 @@ def _part(q, keys, values, block_table, seq_lens, masks, cu_nodes, key_scale, va
     values += head * V_H
     table = block_table + i_r * TABLE
     drafts = tl.minimum(end, tl.maximum(begin, context // BN * BN))  # from here on, slots may be those of nodes
+    # Blocks are looked up one tile ahead: a load whose address waits for another load is not started in advance.
+    near, far = _blocks(table, begin, end, SIZE, BN)
     for start in range(begin, drafts, BN):
+        near_next, far_next = _blocks(table, start + BN, end, SIZE, BN)
         acc, total, highest = _attend(
-            acc, total, highest, rows, start, end, context, mask, own, position, keys, values, table, masks,
-            key_scale, scale_log2, window, K_B, K_S, V_B, V_S, SIZE, D, BD, BN, False, WINDOWED, SCALED, PRECISION
+            acc, total, highest, rows, start, end, near, far, context, mask, position, keys, values, table, masks,
+            factor, window, K_B, K_S, V_B, V_S, SIZE, D, BD, BN, False, WINDOWED, PRECISION
         )  # fmt: skip
+        near, far = near_next, far_next
     for start in range(drafts, end, BN):
+        near_next, far_next = _blocks(table, start + BN, end, SIZE, BN)
         acc, total, highest = _attend(
-            acc, total, highest, rows, start, end, context, mask, own, position, keys, values, table, masks,
-            key_scale, scale_log2, window, K_B, K_S, V_B, V_S, SIZE, D, BD, BN, True, WINDOWED, SCALED, PRECISION
+            acc, total, highest, rows, start, end, near, far, context, mask, position, keys, values, table, masks,
+            factor, window, K_B, K_S, V_B, V_S, SIZE, D, BD, BN, True, WINDOWED, PRECISION
         )  # fmt: skip
+        near, far = near_next, far_next
 
     if SCALED:
         acc *= tl.load(value_scale)
     inside = own[:, None] & (d < D)[None, :]
-    if SPLITS == 1:
-        p_out = out + (first + node)[:, None] * OUT_T + head_q[:, None] * OUT_H + d[None, :]
-        mean = acc / tl.where(own, total, 1.0)[:, None]
-        tl.store(p_out, rounded(mean, out.dtype.element_ty, INTERPRETED), mask=inside)
-    else:
-        at_part = ((first + node) * HQ + head_q) * SPLITS + split
-        tl.store(part_max + at_part, highest, mask=own)
-        tl.store(part_sum + at_part, total, mask=own)
-        if begin < end:
+    if SPLIT:  # noqa: SIM102 -- decided by the compiler
+        if used > 1:
+            at_part = ((first + node) * HQ + head_q) * splits + split
+            tl.store(part_max + at_part, highest, mask=own)
+            tl.store(part_sum + at_part, total, mask=own)
             tl.store(part + at_part[:, None] * D + d[None, :], acc, mask=inside)
+            return
+    p_out = out + (first + node)[:, None] * OUT_T + head_q[:, None] * OUT_H + d[None, :]
+    mean = acc / tl.where(own, total, 1.0)[:, None]
+    tl.store(p_out, rounded(mean, out.dtype.element_ty, INTERPRETED), mask=inside)
 
 
-@triton.jit
-def _merge(part, part_max, part_sum, seq_lens, cu_nodes, out, OUT_T: tl.constexpr, OUT_H: tl.constexpr,
-           HQ: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr,
-           INTERPRETED: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["splits", "window"])
+def _merge(part, part_max, part_sum, seq_lens, cu_nodes, out, window, splits, OUT_T: tl.constexpr,
+           OUT_H: tl.constexpr, HQ: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
+           LEAST: tl.constexpr, BS: tl.constexpr, WINDOWED: tl.constexpr, INTERPRETED: tl.constexpr,
+           EARLY: tl.constexpr):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_wait()  # before any return: who waits for this kernel relies on the one before it, too
     t, head, i_r = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(cu_nodes + i_r).to(tl.int64)
-    if (tl.load(seq_lens + i_r) <= 0) | (t >= tl.load(cu_nodes + i_r + 1) - first):
+    count = (tl.load(cu_nodes + i_r + 1) - first).to(tl.int32)
+    length = tl.load(seq_lens + i_r).to(tl.int32)
+    _begin, _share, used = _shares(length, count, splits, window, BN, LEAST, WINDOWED)
+    if (length <= 0) | (t >= count) | (used == 1):
         return
-    i = tl.arange(0, SPLITS)
     d = tl.arange(0, BD)
-    at_part = ((first + t) * HQ + head) * SPLITS + i
-    highest = tl.load(part_max + at_part)
+    at_part = ((first + t) * HQ + head) * splits
+    highest = tl.full([BS], float("-inf"), tl.float32)
+    total = tl.zeros([BS], tl.float32)
+    merged = tl.zeros([BS, BD], tl.float32)
+    for start in range(0, used, BS):
+        i = start + tl.arange(0, BS)
+        lead = tl.load(part_max + at_part + i, mask=i < used, other=float("-inf"))
+        sums = tl.load(part_sum + at_part + i, mask=i < used, other=0.0)
+        inside = (i < used)[:, None] & (d < D)[None, :]
+        parts = tl.load(part + (at_part + i)[:, None] * D + d[None, :], mask=inside, other=0.0)
+        now = tl.maximum(highest, lead)
+        base = tl.where(now == float("-inf"), 0.0, now)  # a part may hold nothing that this node sees
+        keep, weight = tl.exp2(highest - base), tl.exp2(lead - base)
+        merged = merged * keep[:, None] + parts * weight[:, None]
+        total = total * keep + sums * weight
+        highest = now
     weight = tl.exp2(highest - tl.max(highest, axis=0))
-    total = tl.sum(weight * tl.load(part_sum + at_part), axis=0)
-    has_some = weight > 0  # the others' buffers may never have been written
-    parts = tl.load(part + at_part[:, None] * D + d[None, :], mask=has_some[:, None] & (d < D)[None, :], other=0)
-    merged = tl.sum(parts * weight[:, None], axis=0) / total
+    mean = tl.sum(merged * weight[:, None], axis=0) / tl.sum(total * weight, axis=0)
     p_out = out + (first + t) * OUT_T + head * OUT_H + d
-    tl.store(p_out, rounded(merged, out.dtype.element_ty, INTERPRETED), mask=d < D)
+    tl.store(p_out, rounded(mean, out.dtype.element_ty, INTERPRETED), mask=d < D)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +288,8 @@ def tree_attention(
     tokens, heads, dim = q.shape
     kv_heads = keys.shape[2]
     out = torch.empty_like(q) if out is None else out
+    if scale <= 0:
+        raise ConfigError(f"tree_attention: scale={scale} must be positive: scores are scaled behind their maximum.")
     if heads % kv_heads or width > min(MAX_NODES, masks.shape[1]) or (key_scale is None) != (value_scale is None):
         raise ConfigError(
             f"tree_attention: {heads} query heads over {kv_heads}, {width} nodes, masks {tuple(masks.shape)}: heads "
@@ -231,19 +307,24 @@ def tree_attention(
     group, block_d = heads // kv_heads, max(16, triton.next_power_of_2(dim))
     acc, highest, total = (parts.acc, parts.highest, parts.total) if parts else (None, None, None)
     requests = seq_lens.numel()
+    split, early = tiles.splits > 1, launches_early(q.device)
+    shared = {
+        "seq_lens": seq_lens, "cu_nodes": cu_nodes, "out": out, "part": acc, "part_max": highest, "part_sum": total,
+        "window": window or 0, "splits": tiles.splits, "OUT_T": out.stride(0), "OUT_H": out.stride(1), "HQ": heads,
+        "D": dim, "BD": block_d, "BN": tiles.slots, "LEAST": tiles.least, "WINDOWED": window is not None,
+        "INTERPRETED": env.triton_interprets(), "EARLY": split and early,
+    }  # fmt: skip
     _part[(triton.cdiv(width * group, tiles.rows), requests * kv_heads, tiles.splits)](
-        q, keys, values, block_table, seq_lens, masks, cu_nodes, key_scale, value_scale, out, acc, highest, total,
-        scale * _LOG2_E, window or 0, Q_T=q.stride(0), Q_H=q.stride(1), OUT_T=out.stride(0), OUT_H=out.stride(1),
-        K_B=keys.stride(0), K_S=keys.stride(1), K_H=keys.stride(2), V_B=values.stride(0), V_S=values.stride(1),
-        V_H=values.stride(2), TABLE=block_table.stride(0), MASKS=masks.stride(0), SIZE=keys.shape[1], HQ=heads,
-        HKV=kv_heads, D=dim, BD=block_d, BM=tiles.rows, BN=tiles.slots, SPLITS=tiles.splits,
-        WINDOWED=window is not None, SCALED=key_scale is not None,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", INTERPRETED=env.triton_interprets(),
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        q=q, keys=keys, values=values, block_table=block_table, masks=masks, key_scale=key_scale,
+        value_scale=value_scale, scale_log2=scale * _LOG2_E, Q_T=q.stride(0), Q_H=q.stride(1), K_B=keys.stride(0),
+        K_S=keys.stride(1), K_H=keys.stride(2), V_B=values.stride(0), V_S=values.stride(1), V_H=values.stride(2),
+        TABLE=block_table.stride(0), MASKS=masks.stride(0), SIZE=keys.shape[1], HKV=kv_heads, BM=tiles.rows,
+        SPLIT=split, SCALED=key_scale is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=tiles.warps, num_stages=tiles.stages, **shared,
     )  # fmt: skip
-    if tiles.splits > 1:
+    if split:
         _merge[(width, heads, requests)](
-            acc, highest, total, seq_lens, cu_nodes, out, OUT_T=out.stride(0), OUT_H=out.stride(1), HQ=heads, D=dim,
-            BD=block_d, SPLITS=tiles.splits, INTERPRETED=env.triton_interprets(), num_warps=4,
+            **shared, BS=min(8, triton.next_power_of_2(tiles.splits)), num_warps=4,
+            **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
     return out

@@ -19,7 +19,15 @@ and queries are multiplied as they came and normalized afterwards, so that bfloa
 import triton
 import triton.language as tl
 
-from thor_spec.kernels.gdn_common.kernel import dot_exact, dot_of_inputs, fold_rows_by_product, log_decay, wrap
+from thor_spec.kernels.gdn_common.kernel import (
+    dot_exact,
+    dot_of_inputs,
+    fold_rows_by_product,
+    fold_sixteen,
+    load_sixteen,
+    log_decay,
+    wrap,
+)
 
 
 @triton.jit
@@ -194,41 +202,64 @@ def wy(q, k, v, state, out, state_indices, cu_nodes, rec_k, rec_scale, rec_u, re
         return
     slab = rec * rows
     offset = 0
+    if DEFERRED:
+        offset = tl.load(start_row + rec)
+        kept = tl.load(pending + rec)
+        due = tl.load(flush + rec) != 0
+    # Everything is asked for before anything is computed: few programs fit a multiprocessor, so that one which waited
+    # for each load in turn would leave the memory idle.
     o_k, t = tl.arange(0, BK), tl.arange(0, BW)
     o_v = i_v * BV + tl.arange(0, BV)
     in_v = o_v < V
     p_h = state + slot * STATE_STRIDE + i_hv * V * K + o_v[:, None] * K + o_k[None, :]
     inside = in_v[:, None] & (o_k < K)[None, :]
-    h = tl.load(p_h, mask=inside, other=0).to(tl.float32)
+    WHOLE: tl.constexpr = (K == BK) and (V % BV == 0)
+    if WHOLE:
+        h = tl.load(p_h).to(tl.float32)
+    else:
+        h = tl.load(p_h, mask=inside, other=0).to(tl.float32)
+    there = t < count
+    token = bos + t
+    b_q = _rows(q, token, q_stride, i_h, o_k, there, K)
+    b_k = b_q
+    if DELTA:
+        b_k = _rows(k, token, k_stride, i_h, o_k, there, K)
     if DEFERRED:
-        offset = tl.load(start_row + rec)
-        kept = tl.load(pending + rec)
-        due = tl.load(flush + rec) != 0
-        h = fold_rows_by_product(h, slab, rows, offset, kept, pending, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv,
+        row_g, row_scale, row_k, row_u = load_sixteen(0, slab, rows, offset, kept, pending, rec_k, rec_scale, rec_u,
+                                                      rec_g, i_h, i_hv, o_k, o_v, H, HV, K, V, False)  # fmt: skip
+    if DEFERRED:
+        h = fold_sixteen(h, row_g, row_scale, row_k, row_u, WIDEN)
+        h = fold_rows_by_product(h, 16, slab, rows, offset, kept, pending, rec_k, rec_scale, rec_u, rec_g, i_h, i_hv,
                                  o_k, o_v, H, HV, K, V, False, WIDEN)  # fmt: skip
         if (kept > 0) & due:
             rounded = h.to(state.dtype.element_ty)
-            tl.store(p_h, rounded, mask=inside)
+            if WHOLE:
+                tl.store(p_h, rounded)
+            else:
+                tl.store(p_h, rounded, mask=inside)
             h = rounded.to(tl.float32)  # a state of less than float32 is what the next token would read
         offset = wrap(offset + kept, rows)
 
-    there = t < count
-    token, row = bos + t, slab + wrap(offset + t, rows)
-    head = (i_r * HV + i_hv).to(tl.int64)
     out_t = in_v[:, None] & there[None, :]
-    nothing = tl.zeros([BV, BW], dtype=tl.float32)
-    o = dot_exact(h, tl.trans(_rows(q, token, q_stride, i_h, o_k, there, K)), nothing, PARTS, WIDEN)
     r = tl.load(v + token[None, :] * v_stride + i_hv * V + o_v[:, None], mask=out_t, other=0.0).to(tl.float32)
-    recalled = nothing
-    if DELTA:
-        recalled = dot_exact(h, tl.trans(_rows(k, token, k_stride, i_h, o_k, there, K)), nothing, PARTS, WIDEN)
     if EARLY:
         tl.extra.cuda.gdc_wait()  # only from here on is the solution needed
-    if DELTA:
-        r -= recalled * tl.load(factors + head * 2 * BW + t)[None, :]
-    o = o * tl.load(factors + (head * 2 + 1) * BW + t)[None, :]
+    head = (i_r * HV + i_hv).to(tl.int64)
+    fade_k, fade_q = tl.load(factors + head * 2 * BW + t), tl.load(factors + (head * 2 + 1) * BW + t)
     p = solution + head * 2 * BW * BW + t[None, :] * BW + t[:, None]  # transposed
-    u = tl.dot(r, tl.load(p), input_precision="tf32x3")
+    AHEAD: tl.constexpr = BW == 16  # larger ones would take the registers
+    if AHEAD:
+        T, Y = tl.load(p), tl.load(p + BW * BW)
+    nothing = tl.zeros([BV, BW], dtype=tl.float32)
+    if DELTA:
+        r -= dot_exact(h, tl.trans(b_k), nothing, PARTS, WIDEN) * fade_k[None, :]
+    o = dot_exact(h, tl.trans(b_q), nothing, PARTS, WIDEN) * fade_q[None, :]
+    if not AHEAD:
+        T = tl.load(p)
+    u = tl.dot(r, T, input_precision="tf32x3")
+    row = slab + wrap(offset + t, rows)
     tl.store(rec_u + (row[None, :] * HV + i_hv) * V + o_v[:, None], u, mask=out_t)
-    o = tl.dot(r, tl.load(p + BW * BW), acc=o, input_precision="tf32x3")
+    if not AHEAD:
+        Y = tl.load(p + BW * BW)
+    o = tl.dot(r, Y, acc=o, input_precision="tf32x3")
     tl.store(out + (token[None, :] * HV + i_hv) * V + o_v[:, None], o.to(out.dtype.element_ty), mask=out_t)
