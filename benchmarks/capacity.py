@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from qwen35 import DIMS, DRAFTER_DIMS
 from record import write
 
 from thor_spec.capacity.plan import Request, make
@@ -27,35 +28,6 @@ from thor_spec.vllm_plugin.options import NAME
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 0.03
-DIMS: dict[str, Any] = {
-    "hidden_size": 2048,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "num_experts": 256,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-    "vocab_size": 248320,
-    "max_position_embeddings": 262144,
-    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 10,
-}
-DRAFTER_DIMS: dict[str, Any] = {
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 248320,
-    "max_position_embeddings": 262144,
-    "layer_types": ["full_attention"] * 5,
-    "num_target_layers": 40,
-    "dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 10, 19, 28, 37]},
-}
 
 
 def main() -> None:

@@ -37,13 +37,19 @@ def paired_ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 
     }
 
 
-def write(name: str, result: dict[str, Any], *, seeds: dict[str, int] | None = None) -> Path:
-    """Write the record into ``$OUT`` or ``evidence/<utc>-<name>/`` and return its path."""
+def write(
+    name: str, result: dict[str, Any], *, seeds: dict[str, int] | None = None, instead_of: Path | None = None
+) -> Path:
+    """Write the record into ``$OUT`` or ``evidence/<utc>-<name>/`` and return its path.
+
+    Args:
+        instead_of: what an earlier call returned: a run that takes long writes what it has, again and again.
+    """
     origin = provenance.collect(seeds)
     stamp = origin.utc.replace(":", "").replace("-", "")[:15]
     folder = Path(os.environ.get("OUT") or Path(__file__).parent.parent / "evidence" / f"{stamp}-{name}")
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ("record.json" if "OUT" not in os.environ else f"{name}.json")
+    path = instead_of or folder / ("record.json" if "OUT" not in os.environ else f"{name}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
     source = origin.as_dict()
     source["commit"] = source["commit"] or os.environ.get("COMMIT")  # a machine that got the files without git
     record = {"schema": SCHEMA, "name": name, "provenance": source, **result}

@@ -1,5 +1,8 @@
 """When one state per sequence is chosen, and what is said where it cannot be."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +11,9 @@ import pytest
 from thor_spec.errors import ConfigError
 from thor_spec.vllm_plugin import seam
 from thor_spec.vllm_plugin.one_state import choice
+from thor_spec.vllm_plugin.one_state.measured import MEASURED, fastest
+
+EVIDENCE = Path(__file__).parent.parent.parent / "evidence"
 
 
 def config(drafts: int = 7, state: str | None = None, **changes: Any) -> Any:
@@ -79,9 +85,27 @@ def test_shapes_and_kernels() -> None:
     assert choice.without_speculation(config()).speculative_config is None
     kept = config(state="snapshot")
     assert choice.without_speculation(kept) is kept
-    assert choice.kernel(config()) == ("replay" if seam.has_gpu_build() else "native")
+    assert choice.kernel(config()) == (fastest() if seam.has_gpu_build() else "native")
     wy = config()
     wy.additional_config["thor_spec"]["gdn_kernel"] = "wy"
     assert choice.kernel(wy) == "wy"
     assert choice.described(config()) == "8 per sequence (snapshot)"
     assert choice.described(config(drafts=0)) == "one per sequence"
+
+
+def test_auto_is_the_fastest_lossless_kernel_of_the_records() -> None:
+    for each in MEASURED:
+        record = json.loads((EVIDENCE / each.record / "record.json").read_text())
+        times = {case["case"]: case["us"] for case in record["cases"]}
+        for batch, share in zip((1, 8, 64), each.of_vllms_time, strict=True):
+            us = times[f"batch {batch}, chain 16"]
+            assert share == pytest.approx(us[f"{each.kernel}, commit"]["median"] / us["vllm"]["median"], abs=5e-4)
+        if each.lossless:
+            assert (EVIDENCE / each.lossless / "record.json").is_file()
+    replay, wy = MEASURED
+    gate = json.loads((EVIDENCE / str(replay.lossless) / "record.json").read_text())["gate"]
+    assert gate["identical"] > 0
+    assert not gate["red"]
+    assert wy.lossless is None  # nobody has run its gate in an engine on a GPU
+    assert fastest() == "replay"
+    assert fastest([replay, replace(wy, lossless="some record")]) == "wy"

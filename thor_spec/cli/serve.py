@@ -92,6 +92,10 @@ def serve(
             show_default="auto",
         ),
     ] = None,
+    adaptive_drafts: Annotated[
+        bool | None,
+        typer.Option("--adaptive-drafts", help="Draft as many tokens, up to K, as pay at each depth and batch."),
+    ] = None,
     tree: Annotated[
         str | None,
         typer.Option(
@@ -239,6 +243,7 @@ def serve(
         "accept_delta": accept_delta,
         "state": state,
         "gdn_kernel": gdn_kernel,
+        "adaptive_drafts": adaptive_drafts,
         "tree": tree,
         "mode": mode,
         "threshold": threshold,
@@ -312,7 +317,8 @@ def _ready_text(ready: "Ready") -> str:
 
 def _speculation(ready: "Ready") -> str:
     lossy = "" if ready.accept == "exact" else f", accept {ready.accept} (lossy)"
-    drafts = f"tree {ready.tree}" if ready.tree else f"K = {ready.draft_tokens}"
+    chains = f"K <= {ready.draft_tokens}, as many as pay" if ready.adaptive_drafts else f"K = {ready.draft_tokens}"
+    drafts = f"tree {ready.tree}" if ready.tree else chains
     return f"{ready.drafter}, {drafts}{lossy}" if ready.drafter else "none"
 
 

@@ -8,7 +8,7 @@ from thor_spec import env
 from thor_spec.dflash.acceptance import RULES
 from thor_spec.kernels.relax.reference import COUNTED
 from thor_spec.kernels.tree_walk.reference import OF_TREES
-from thor_spec.vllm_plugin import counters, reasons, reuse
+from thor_spec.vllm_plugin import counters, drafting, reasons, reuse
 from thor_spec.vllm_plugin.counters import PHASES_OF_TREES as PHASES
 
 _HELP = {
@@ -36,6 +36,7 @@ class _Collector:
         yield from _trees(CounterMetricFamily)
         yield from _tree_steps(CounterMetricFamily)
         yield from _reuse(CounterMetricFamily)
+        yield from _lengths(CounterMetricFamily)
 
 
 def _drafts(family_of: Any) -> Iterator[Any]:
@@ -94,6 +95,16 @@ def _tree_steps(family_of: Any) -> Iterator[Any]:
             for nodes in range(chosen[0].shape[1]):
                 if count := sum(counts[row, nodes] for counts in chosen):
                     family.add_metric((name, str(nodes)), float(count))
+        yield family
+
+
+def _lengths(family_of: Any) -> Iterator[Any]:
+    found = list(drafting.counted(env.receipts_dir()))
+    for name, text in drafting.WHAT.items():
+        family = family_of(f"thor_spec:draft_length_{name}", text, labels=("draft_tokens", "depth"))
+        for what, length, depth, figure in found:
+            if what == name:
+                family.add_metric((str(length), f"{depth}+"), figure)
         yield family
 
 

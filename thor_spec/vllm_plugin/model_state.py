@@ -4,7 +4,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-from thor_spec.vllm_plugin import compat, cpu_verify, receipt, rope
+from thor_spec.vllm_plugin import compat, cpu_verify, drafting, receipt, rope
 from thor_spec.vllm_plugin.one_state import choice
 from thor_spec.vllm_plugin.options import PluginOptions
 from thor_spec.vllm_plugin.seam import has_gpu_build, version
@@ -48,6 +48,7 @@ class _Activated:
                 from thor_spec.vllm_plugin import runner_kernels
 
                 replaced = runner_kernels.replace()
+            drafting.lengths_of(vllm_config)  # refuses what the scheduler could not do
             effective = rope.effective(vllm_config)
             if (shape := tree_choice.shape(vllm_config)) is not None:
                 from thor_spec.vllm_plugin.tree import steps

@@ -52,6 +52,8 @@ class PluginOptions:
     gdn_kernel: GDNKernel = "auto"
     """How drafts are verified on Gated-DeltaNet layers with ``reconstruct``; see ``kernels.gdn_verify``. ``torch`` is
     for tests on a CPU."""
+    adaptive_drafts: bool = False
+    """Draft as many tokens as pay, see ``drafting``; vLLM's schedule by batch size holds the numbers to choose from."""
     tree: str = "off"
     """Shape of draft trees; see ``ddtree.shape``."""
     rope: Mapping[str, Any] | None = None
@@ -64,6 +66,10 @@ class PluginOptions:
             if (value := getattr(self, name)) not in get_args(known):
                 raise ConfigError(f"thor_spec.{name}={value!r} is not one of {', '.join(get_args(known))}.")
 
+        if self.adaptive_drafts and self.tree_shape is not None:
+            raise ConfigError(
+                "thor_spec.adaptive_drafts chooses the length of chains; tree drafts none. Leave one out."
+            )
         if self.rope_drafter not in get_args(RopeDrafter):
             raise ConfigError(
                 f"thor_spec.rope_drafter={self.rope_drafter!r} is not one of {', '.join(get_args(RopeDrafter))}."

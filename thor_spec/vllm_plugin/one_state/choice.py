@@ -9,6 +9,7 @@ import torch
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.tree_paths.reference import MAX_NODES
 from thor_spec.vllm_plugin import compat
+from thor_spec.vllm_plugin.one_state.measured import fastest
 from thor_spec.vllm_plugin.options import PluginOptions
 from thor_spec.vllm_plugin.seam import has_gpu_build
 
@@ -58,14 +59,14 @@ def obstacle(vllm_config: Any) -> str | None:
 def kernel(vllm_config: Any) -> Kernel:
     """Return what verifies drafts.
 
-    ``auto`` is ``replay`` on a GPU until a record shows that ``wy`` is faster there, and vLLM's own operators on a CPU,
-    where our kernels are interpreted; those know no trees, which a CPU verifies in torch.
+    ``auto`` is the fastest lossless one on a GPU, see ``measured``. On a CPU, where our kernels are interpreted, it is
+    vLLM's own operators; those know no trees, which a CPU verifies in torch.
     """
     options = PluginOptions.parse(vllm_config.additional_config)
     if options.gdn_kernel != "auto":
         return options.gdn_kernel
     if has_gpu_build():
-        return "replay"
+        return fastest()
     return "native" if options.tree_shape is None else "torch"
 
 

@@ -12,9 +12,7 @@ from thor_spec.errors import ConfigError
 from thor_spec.vllm_plugin import compat
 from thor_spec.vllm_plugin.one_state import choice, cpu, unrolled
 from thor_spec.vllm_plugin.one_state.metadata import OneStateBackend, OneStateMetadata
-from thor_spec.vllm_plugin.one_state.native import NativeScratch
-from thor_spec.vllm_plugin.one_state.recorded import RecordScratch
-from thor_spec.vllm_plugin.one_state.unrolled import TorchScratch
+from thor_spec.vllm_plugin.one_state.variants import VARIANTS
 
 _Stock: Any = compat.GDN_LAYER.resolve()
 _forward_context: Any = compat.FORWARD_CONTEXT.resolve()
@@ -41,9 +39,8 @@ class ReconstructedGDN(_Stock):
         self.variant = choice.kernel(vllm_config)
         self.nodes = 1 + int(vllm_config.num_speculative_tokens)
         self.topology: Any = None  # of draft trees, where there are
-        scratch: Any = {"native": NativeScratch, "torch": TorchScratch}.get(self.variant, RecordScratch)
         # Allocated with the weights, and so counted before vLLM sizes its cache.
-        self.scratch = scratch(self, vllm_config.scheduler_config.max_num_seqs)
+        self.scratch = VARIANTS[self.variant].scratch(self, vllm_config.scheduler_config.max_num_seqs)
 
     def get_state_shape(self) -> Any:
         """Return the shapes of the window, kernel - 1 wide, and of the state."""

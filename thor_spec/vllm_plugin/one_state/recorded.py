@@ -68,16 +68,21 @@ def _trees(topology: Any, on: Any) -> tuple[torch.Tensor | None, TreePaths | Non
     return topology.row_parents[rows], paths
 
 
+def to_commit(layers: Sequence[Any], groups: Sequence[int]) -> Layers:
+    """Return what a commit works on, from layers of ours and the group of each."""
+    return Layers.of(
+        [
+            Layer(state=x.state, window=x.window, record=x.scratch.record, inputs=x.scratch.inputs, group=group)
+            for x, group in zip(layers, groups, strict=True)
+        ]
+    )
+
+
 class RecordCommit:
     """Commits of all layers by three launches; nothing waits for the device."""
 
     def __init__(self, layers: Sequence[Any], groups: Sequence[int], tables: Sequence[torch.Tensor], rows: int) -> None:
-        self.layers = Layers.of(
-            [
-                Layer(state=x.state, window=x.window, record=x.scratch.record, inputs=x.scratch.inputs, group=group)
-                for x, group in zip(layers, groups, strict=True)
-            ]
-        )
+        self.layers = to_commit(layers, groups)
         self._tables = kernel.table_of(tables)
         self._stride = tables[0].stride(0)
         self._plan = Plan.allocate(groups=len(tables), rows=rows, device=tables[0].device)

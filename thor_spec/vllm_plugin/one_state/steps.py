@@ -10,9 +10,7 @@ import torch
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.state_commit.plan import Step
 from thor_spec.vllm_plugin import compat
-from thor_spec.vllm_plugin.one_state.native import NativeCommit
-from thor_spec.vllm_plugin.one_state.recorded import RecordCommit
-from thor_spec.vllm_plugin.one_state.unrolled import TorchCommit
+from thor_spec.vllm_plugin.one_state.variants import VARIANTS
 
 
 class Steps:
@@ -49,8 +47,7 @@ class Steps:
                 groups += [len(tables)] * len(ours)
                 tables.append(table.gpu)
         self.layers, self.groups, self.tables = layers, groups, tables
-        kind: Any = {"native": NativeCommit, "torch": TorchCommit}.get(self.layers[0].variant, RecordCommit)
-        self.committer = kind(layers, groups, tables, self._rows)
+        self.committer = VARIANTS[layers[0].variant].commit(layers, groups, tables, self._rows)
         kept = sum(layer.state[0].nbytes + layer.window[0].nbytes for layer in layers)
         self.described = (
             f"one per sequence of {kept / 2**20:.2f} MiB (reconstruct, {layers[0].variant}); scratch for {self._rows} "

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 from thor_spec.kernels.gdn_verify.reference import L2_EPSILON
 from thor_spec.kernels.state_commit import reference
-from thor_spec.kernels.state_commit.plan import Layer, Layers, Plan, Step
+from thor_spec.kernels.state_commit.plan import Plan, Step
 from thor_spec.vllm_plugin.one_state import cpu
-from thor_spec.vllm_plugin.one_state.recorded import RecordScratch
+from thor_spec.vllm_plugin.one_state.recorded import RecordScratch, to_commit
 
 
 class TorchScratch(RecordScratch):
@@ -133,12 +133,7 @@ class TorchCommit:
     """Commits by the definition of the kernels."""
 
     def __init__(self, layers: Sequence[Any], groups: Sequence[int], tables: Sequence[torch.Tensor], rows: int) -> None:
-        self.layers = Layers.of(
-            [
-                Layer(state=x.state, window=x.window, record=x.scratch.record, inputs=x.scratch.inputs, group=group)
-                for x, group in zip(layers, groups, strict=True)
-            ]
-        )
+        self.layers = to_commit(layers, groups)
         self._tables = tables
         self._plan = Plan.allocate(groups=len(tables), rows=rows, device="cpu")
 
