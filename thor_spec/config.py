@@ -96,7 +96,7 @@ class ServeConfig:
     adaptive_drafts: bool = False
     """Draft as many tokens as pay at the current depth and batch, at most ``draft_tokens``, and none where none do."""
     tree: str | None = None
-    """Draft trees instead of chains: ``N``, ``N,DEPTH`` or widths by level; ``off`` or None drafts chains."""
+    """Draft trees instead of chains: ``auto``, ``N``, ``N,DEPTH`` or widths by level; ``off`` or None drafts chains."""
     canary: CanarySet | None = None
     """``quick`` or ``full``: what the engine must answer before READY; None takes full on a GPU, quick without."""
     dummy_weights: bool = False

@@ -99,8 +99,11 @@ def serve(
     tree: Annotated[
         str | None,
         typer.Option(
-            help="Draft trees: N likeliest nodes, N,DEPTH, or a fixed width per level such as 3,3,3.",
-            metavar="off|N[,DEPTH]|WIDTHS",
+            help=(
+                "Draft trees: as many nodes as pay in each step (auto), N likeliest nodes, N,DEPTH, or a fixed width "
+                "per level such as 3,3,3."
+            ),
+            metavar="off|auto[,N]|N[,DEPTH]|WIDTHS",
             show_default="off",
         ),
     ] = None,

@@ -246,7 +246,6 @@ def _tree(config: ServeConfig) -> TreeShape | None:
         "--draft none": config.draft == "none",
         "--draft-tokens: the tree says how many nodes there are": config.draft_tokens is not None,
         "--adaptive-drafts: it chooses the length of chains": config.adaptive_drafts,
-        f"--accept {config.accept}: relaxed rules know chains only": config.accept not in (None, "exact"),
         "--state snapshot: a tree is committed from one state and its record": config.state == "snapshot",
         "synthetic acceptance": config.synthetic_acceptance is not None,
     }
