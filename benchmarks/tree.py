@@ -1,11 +1,12 @@
 """Draft trees against chains: tokens per step, tokens per second and the cost of a step, side by side in one run.
 
-    python benchmarks/tree.py --pair nano --arms chain:15 tree:15 tree:32 tree:63 tree:3x3x3 --temperatures 0 0.7
-    python benchmarks/tree.py --dummy --arms chain:15 tree:15 chain:12 tree:3x3     # 35B dimensions: the cost alone
+    python benchmarks/tree.py --pair nano --arms chain:15 tree:auto tree:15 tree:32 tree:63 tree:3x3x3
+    python benchmarks/tree.py --dummy --arms chain:15 tree:15 tree:auto chain:12 tree:3x3  # 35B dimensions: costs
     python benchmarks/tree.py --pair tiny --arms chain:7 tree:12,7 --prompts 2 --answer 16      # on a CPU: does it run?
 
 An arm is ``chain:K`` or ``tree:SHAPE``, an engine in a process of its own, captured in graphs unless ``--eager``. All
-run ``--rounds`` times, the second time in reverse order. Greedy answers of all arms are compared with those of the
+run ``--rounds`` times, the second time in reverse order. With trees, the phases of a step and the numbers of nodes that
+``auto`` chose are written as well. Greedy answers of all arms are compared with those of the
 first: a difference is a tie of two logits, or a fault, and ``thor-spec verify lossless`` tells which.
 """
 
@@ -25,6 +26,7 @@ from record import write
 
 from thor_spec.ddtree.shape import TreeShape
 from thor_spec.vllm_plugin import interpreter
+from thor_spec.vllm_plugin.counters import PHASES_OF_TREES
 from thor_spec.vllm_plugin.options import NAME as PLUGIN
 
 ROOT = Path(__file__).parent.parent
@@ -50,7 +52,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--arms", nargs="+", default=["chain:15", "tree:15", "tree:32", "tree:63"])
+    parser.add_argument("--arms", nargs="+", default=["chain:15", "tree:auto", "tree:15", "tree:32", "tree:63"])
     parser.add_argument("--pair", choices=list(PAIRS), default="nano")
     parser.add_argument("--dummy", action="store_true", help="random weights with the dimensions of Qwen3.5-35B-A3B")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 0.7])
@@ -156,7 +158,7 @@ def answer(llm: Any, asked: list[Any], temperature: float, tokens: int, batch: i
     """Send prompts, ``batch`` at once; return tokens per step and per second."""
     from vllm import SamplingParams
 
-    before, seconds, out = dimensions.steps(llm), 0.0, []
+    before, counted, seconds, out = dimensions.steps(llm), host_counts(llm), 0.0, []
     for first in range(0, len(asked), batch):
         params = [
             SamplingParams(
@@ -170,12 +172,40 @@ def answer(llm: Any, asked: list[Any], temperature: float, tokens: int, batch: i
         seconds += time.perf_counter() - started - min(waited)
         out += [list(output.outputs[0].token_ids) for output in outputs]
     steps = dimensions.steps(llm) - before
+    since = {name: after - counted[name] for name, after in host_counts(llm).items()}
     count = sum(len(ids) - 1 for ids in out)  # the first token comes from the prompt
     return {
         "tokens_per_step": round(count / steps, 4),
         "tokens_per_s": round(count / seconds, 2),
         "step_ms": round(1e3 * seconds * batch / steps, 4),
+        **({"phases_ms": phases(since["phases"])} if "phases" in since else {}),
+        **({"budgets": chosen(since["budgets"])} if "budgets" in since else {}),
         "tokens": out,
+    }
+
+
+def host_counts(llm: Any) -> dict[str, Any]:
+    """Return what an engine with trees has counted so far: nanoseconds by phase, and steps by chosen nodes."""
+    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    if (trees := getattr(runner.model_state, "trees", None)) is None:
+        return {}
+    found = {"phases": trees.clock.counted.counts.copy()}
+    return found | ({"budgets": trees.budget.counted.counts.copy()} if trees.budget is not None else {})
+
+
+def phases(counts: Any) -> dict[str, float]:
+    return {
+        name: round(int(total) / 1e6 / max(int(counts[-1]), 1), 4)
+        for name, total in zip(PHASES_OF_TREES, counts, strict=False)
+    }
+
+
+def chosen(counts: Any) -> dict[str, int]:
+    return {
+        f"{shape} {nodes}": int(steps)
+        for shape, row in zip(("tree", "chain"), counts, strict=True)
+        for nodes, steps in enumerate(row)
+        if steps
     }
 
 

@@ -31,7 +31,14 @@ def state_dir(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="all cases, where a part of them is enough for every commit")
     parser.addoption("--llada2-prompts", type=int, default=8, help="prompts that LLaDA2 must answer as defined")
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether to spare no time."""
+    return bool(request.config.getoption("--full"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -95,8 +95,10 @@ class ServeConfig:
     """JSON file of LongRoPE's factors: a list, or ``short_factor`` and ``long_factor``."""
     rope_drafter: RopeDrafter | None = None
     """``same`` (None) rotates the drafter as the target, ``default`` leaves its frequencies."""
+    adaptive_drafts: bool = False
+    """Draft as many tokens as pay at the current depth and batch, at most ``draft_tokens``, and none where none do."""
     tree: str | None = None
-    """Draft trees instead of chains: ``N``, ``N,DEPTH`` or widths by level; ``off`` or None drafts chains."""
+    """Draft trees instead of chains: ``auto``, ``N``, ``N,DEPTH`` or widths by level; ``off`` or None drafts chains."""
     canary: CanarySet | None = None
     """``quick`` or ``full``: what the engine must answer before READY; None takes full on a GPU, quick without."""
     dummy_weights: bool = False
@@ -137,6 +139,10 @@ class ServeConfig:
             raise ConfigError(
                 f"--draft-tokens {self.draft_tokens} must be at least 1. To serve without speculation: --draft none."
             )
+        if self.adaptive_drafts and self.acceptance_floor is not None:
+            raise ConfigError("--acceptance-floor asks for drafts that --adaptive-drafts may leave out. Leave one out.")
+        if self.draft == "none" and self.adaptive_drafts:
+            raise ConfigError("--adaptive-drafts has no meaning with --draft none. Leave one of them out.")
         if self.draft == "none" and self.draft_tokens is not None:
             raise ConfigError("--draft-tokens has no meaning with --draft none. Leave one of them out.")
         if not 1 <= self.port <= 65535:
@@ -275,6 +281,7 @@ _PROFILE_TYPES: dict[str, type] = {
     "rope_factor": float,
     "rope_factors": str,
     "rope_drafter": str,
+    "adaptive_drafts": bool,
     "tree": str,
     "canary": str,
     "acceptance_floor": float,

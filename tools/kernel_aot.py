@@ -37,8 +37,14 @@ from thor_spec.kernels.state_commit import kernel as state_commit
 from thor_spec.kernels.state_commit.plan import Layer, Layers, Plan, Step
 from thor_spec.kernels.tree_attention import kernel as tree_attention
 from thor_spec.kernels.tree_attention.tiles import Tiles as Attention
+from thor_spec.kernels.tree_build import kernel as tree_build
 from thor_spec.kernels.tree_paths import kernel as tree_paths
 from thor_spec.kernels.tree_paths.reference import allocate
+from thor_spec.kernels.tree_rows import kernel as tree_rows
+from thor_spec.kernels.tree_rows.reference import Rows
+from thor_spec.kernels.tree_sums import kernel as tree_sums
+from thor_spec.kernels.tree_walk import kernel as tree_walk
+from thor_spec.kernels.tree_walk.reference import Trees
 
 PROCESSORS = {90: 132, 110: 20}
 HEADS, VALUE_HEADS, DIM = 16, 32, 128
@@ -245,9 +251,35 @@ def configurations(arch: int) -> list[tuple[str, Any]]:
             ),
         )
     add("tree_paths", lambda: tree_paths.tree_paths(x["parents"], x["cu_nodes"]))
+    launches += steps_of_trees(width=33)
     add("compact", lambda: commit.gdn_compact(x["record"], x["state_indices"], x["record_indices"], path, accepted))
     add("advance", lambda: commit.gdn_advance(x["record"], x["state_indices"], x["record_indices"], accepted, period=8))
     return launches
+
+
+def steps_of_trees(width: int) -> list[tuple[str, Any]]:
+    """Return the launches around a pass over trees: building, laying out, walking."""
+    i32, one = torch.int32, torch.zeros(1, dtype=torch.int32)
+    slots = torch.zeros(2, width, dtype=i32)
+    trees = Trees(
+        parents=slots, depths=slots, path=slots, accepted=torch.zeros(2, dtype=i32),
+        counts=torch.zeros(3, width, dtype=torch.int64),
+    )  # fmt: skip
+    rows = Rows(
+        row_parents=slots, lengths=trees.accepted, offsets=torch.zeros(64, dtype=torch.int64), path=slots,
+        accepted=trees.accepted,
+    )  # fmt: skip
+    tokens, starts, first = torch.zeros(width, dtype=torch.int64), torch.zeros(2, dtype=i32), one.long()
+    likely, yes = torch.zeros(1, width), torch.ones(1, dtype=torch.bool)
+    scores = torch.zeros(1, 15, 16)
+    return [
+        ("tree_build", lambda: tree_build.build_trees(scores, scores.long(), yes, nodes=width - 1)),
+        ("tree_rows", lambda: tree_rows.lay_rows(rows, slots, slots, first, yes, starts, one)),
+        ("tree_rows order", lambda: tree_rows.path_order(tokens, slots, trees.accepted, first, starts)),
+        ("tree_walk", lambda: tree_walk.tree_walk(trees, tokens, tokens, starts, first)),
+        ("tree_sums", lambda: tree_sums.tree_sums(likely, scores, one, trees.accepted, first)),
+        ("tree_walk relaxed", lambda: tree_walk.tree_walk(trees, tokens, tokens, starts, first, likely)),
+    ]
 
 
 def compile_only(arch: int) -> Compiler:

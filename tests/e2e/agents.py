@@ -16,7 +16,7 @@ PARAMETERS = {
 }
 NAME = "set_light"
 SYSTEM = "You look after the lights of a house. " * 8
-TOKENS = 96  # a byte-level tokenizer needs one for nearly each letter
+TOKENS = 192  # a byte-level tokenizer needs one for nearly each letter, and the grammar allows for white space
 
 
 def check(name: str, arguments: str | dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ def responses(url: str, seed: int, turns: int) -> int:
 def messages(url: str, seed: int, turns: int) -> int:
     """Drive ``/v1/messages``."""
     client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
-    tool: Any = {"name": NAME, "description": "Switches a light.", "input_schema": PARAMETERS}
+    tool: Any = {"name": NAME, "description": "Switches a light.", "strict": True, "input_schema": PARAMETERS}
     said: list[Any] = []
     for turn in range(turns):
         said.append({"role": "user", "content": f"Light {seed}.{turn}, please."})
@@ -84,8 +84,8 @@ def messages(url: str, seed: int, turns: int) -> int:
             last = said.pop()
             said[-1]["content"].append({"type": "text", "text": last["content"]})
         with client.messages.stream(
-            model=MODEL, system=SYSTEM, messages=said, tools=[tool], max_tokens=TOKENS, temperature=0.7,
-            tool_choice={"type": "tool", "name": NAME},
+            model=MODEL, system=SYSTEM, messages=said, tools=[tool], max_tokens=TOKENS,
+            tool_choice={"type": "tool", "name": NAME}, extra_body={"temperature": 0.7},
         ) as stream:  # fmt: skip
             answer = stream.get_final_message()
         (call,) = [block for block in answer.content if block.type == "tool_use"]

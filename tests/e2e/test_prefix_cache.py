@@ -33,7 +33,7 @@ def server(served: Served) -> Iterator[Server]:
 
 
 def test_the_gate_is_green_and_sees_what_is_planted(server: Server) -> None:
-    options = Options(conversations=5)
+    options = Options(conversations=4)
     found = PrefixCache().candidate(server, options)
     verdict = PrefixCache().verdict(found, options)
     assert verdict.passed, verdict.as_text()
@@ -41,13 +41,6 @@ def test_the_gate_is_green_and_sees_what_is_planted(server: Server) -> None:
     assert verdict.figures["alone"]["tokens_reused"] > 0
     # One core, one order of sums: nothing but the cache could tell these requests apart.
     assert verdict.figures["alone"]["same_bits"] == verdict.figures["alone"]["requests"]
-
-
-@pytest.mark.parametrize("kind", CACHED_CONTROLS)
-def test_the_gate_is_red_for_a_corrupted_cache(server: Server, kind: str) -> None:
-    options = Options(control=kind)
-    verdict = PrefixCache().verdict(PrefixCache().candidate(server, options), options)
-    assert not verdict.passed
 
 
 def test_what_is_corrupted_is_given_to_nobody_else(server: Server) -> None:

@@ -20,7 +20,7 @@ def verify(case: Case, variant: Variant, *, tiles: Tiles = ONE, **options: Any) 
     """Run the kernel into a float32 buffer full of NaN, so that the output's own rounding does not hide errors."""
     out = torch.full(case.args["v"].shape, torch.nan, device=case.args["v"].device)
     width = case.args["cu_nodes"].diff().max().item() if case.args["paths"] is None else None
-    return kernel.gdn_verify(**case.args, variant=variant, out=out, width=width, tiles=tiles, **options)
+    return kernel.gdn_verify(**case.args, variant=variant, out=out, tiles=tiles, **{"width": width, **options})
 
 
 def live(case: Case) -> torch.Tensor:

@@ -31,7 +31,7 @@ def compiled(arch: int, only: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "only",
     [
-        r"^replay \w+( deferred)? float32|^commit \w+ (chain|tree) deferred|^compact|^advance|^tree_paths",
+        r"^replay \w+( deferred)? float32|^commit \w+ (chain|tree) deferred|^compact|^advance|^tree_",
         r"^wy (chain|tree deferred) float32 state, bfloat16",
         r"^paths|^all ",
     ],

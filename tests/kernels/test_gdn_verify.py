@@ -1,6 +1,7 @@
 """Both variants of the verification kernel against the float64 definition, and what must hold bit for bit."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from tests.kernels.cases import Parents, chain, comb, depth_first, full, random_
 from tests.kernels.checks import Variant, check_verify, rows_of, verify
 from tests.kernels.close import assert_close, assert_same_bits
 from thor_spec.errors import ConfigError
+from thor_spec.kernels.gdn_common.record import Record
 from thor_spec.kernels.gdn_verify.tiles import Tiles, replay_tiles, wy_tiles
+from thor_spec.kernels.tree_paths.reference import TreePaths
 
 VARIANTS = pytest.mark.parametrize("variant", ["replay", "wy"])
 FORESTS: dict[str, list[Parents]] = {
@@ -31,6 +34,32 @@ SHAPES = [(1, 1, 16, 16), (2, 4, 24, 20), (1, 3, 33, 17), (2, 2, 16, 40)]
 @pytest.mark.parametrize("name", FORESTS)
 def test_trees(name: str, variant: Variant, device: str) -> None:
     check_verify(cases.make(FORESTS[name], seed=len(name)), variant, device)
+
+
+@VARIANTS
+@pytest.mark.parametrize("nodes", [5, 20])
+def test_a_launch_that_is_narrower_than_the_masks(nodes: int, variant: Variant, device: str) -> None:
+    """As in a graph of fewer nodes than the engine's largest trees: a smaller kernel, the same rows of masks."""
+    case = cases.make([random_tree(nodes, 3), star(4)])
+    plain = verify(case.to(device), variant)
+    paths = case.args["paths"]
+    wide = torch.nn.functional.pad(paths.masks, (0, 40 - paths.masks.shape[1]))
+    padded = replace(case, args={**case.args, "paths": TreePaths(masks=wide, leaves=paths.leaves)}).copy()
+    narrow = padded.to(device)
+    narrow.args["record"] = widened(narrow.record, 40)
+    found = verify(narrow, variant, width=nodes)
+    assert_same_bits("outputs", plain, found)
+
+
+def widened(record: Record, rows: int) -> Record:
+    """Return a record of more rows, which a narrower launch leaves alone."""
+    more = {
+        name: torch.nn.functional.pad(t, (0, 0) * (t.ndim - 2) + (0, rows - t.shape[1]))
+        if isinstance(t := getattr(record, name), torch.Tensor) and t.ndim > 1
+        else t
+        for name in Record.__dataclass_fields__
+    }
+    return Record(**more)
 
 
 @VARIANTS

@@ -214,7 +214,7 @@ MUTANTS: list[tuple[str, str, str, Callable[[Variant], None], Variant]] = [
     ("gdn_commit", "wrap(first + node, rows)", "wrap(first + i, rows)", deferred, "replay"),
     ("gdn_commit", "now >= period", "now > period + 5", deferred, "replay"),
     ("gdn_commit", "fold_rows(h, slab, rows, behind, count, path", "fold_rows(h, slab, rows, behind, count - 1, path", committed, "replay"),
-    ("gdn_commit", "fold_rows_by_product(h, slab, rows, behind, count, path", "fold_rows_by_product(h, slab, rows, behind, count - 1, path",
+    ("gdn_commit", "fold_rows_by_product(h, 0, slab, rows, behind, count, path", "fold_rows_by_product(h, 0, slab, rows, behind, count - 1, path",
      committed, "wy"),
     ("tree_paths", "while span < BT:", "while span < 4:", masks, "wy"),
     ("tree_paths", "(parent < t), parent", "(parent < 64), parent", masks, "wy"),

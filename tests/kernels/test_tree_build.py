@@ -36,6 +36,13 @@ def test_the_best_trees(build: Build, shape: tuple[int, int, int, int]) -> None:
         assert found.parents[r].tolist() == list(tree.parents)
         assert found.tokens[r].tolist() == list(tree.tokens[1:])
         assert found.depths[r].tolist() == list(tree.depths())
+        of = [dict(position) for position in given]
+        log_probability = [0.0]
+        for node in range(1, len(tree.tokens)):
+            own = of[tree.depths()[node] - 1][tree.tokens[node]]
+            log_probability.append(log_probability[tree.parents[node]] + own)
+        assert found.scores[r, : len(tree.tokens) - 1].tolist() == pytest.approx(log_probability[1:], abs=1e-4)
+        assert found.scores[r, len(tree.tokens) - 1 :].isneginf().all()
 
 
 @pytest.mark.parametrize("build", BUILDS)
@@ -68,7 +75,7 @@ def test_more_nodes_than_candidates_and_a_spine(build: Build) -> None:
 
 
 def vars_of(trees: Trees) -> tuple[torch.Tensor, ...]:
-    return trees.tokens, trees.parents, trees.depths
+    return trees.tokens, trees.parents, trees.depths, trees.scores
 
 
 def test_expected_accepted_length() -> None:

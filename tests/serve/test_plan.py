@@ -70,6 +70,25 @@ def test_the_shell_line_is_the_argv(make: Callable[..., Plan]) -> None:
     assert dict(word.split("=", 1) for word in words[: len(plan.environment)]) == plan.environment
 
 
+def test_adaptive_drafts(make: Callable[..., Plan], gpu: bool) -> None:
+    """vLLM captures graphs of the numbers that its schedule holds for some batch; the choice is ours."""
+    plan = make(adaptive_drafts=True, max_seqs=4)
+    schedule = json.loads(value(plan, "--speculative-config"))["num_speculative_tokens_per_batch_size"]
+    assert schedule == ([[1, 1, 0], [2, 2, 3], [3, 3, 7], [4, 4, 15]] if gpu else [[1, 1, 0], [2, 2, 3], [3, 4, 7]])
+    assert json.loads(value(plan, "--additional-config"))["thor_spec"]["adaptive_drafts"] is True
+    assert plan.draft_tokens == (15 if gpu else 7)
+    few = make(adaptive_drafts=True, max_seqs=2)
+    schedule = json.loads(value(few, "--speculative-config"))["num_speculative_tokens_per_batch_size"]
+    assert [length for _, _, length in schedule] == ([0, 15] if gpu else [0, 3, 7])
+    if gpu:
+        with pytest.raises(ConfigError, match="needs --max-seqs 2 or more, not 1"):
+            make(adaptive_drafts=True, max_seqs=1)
+    with pytest.raises(ConfigError, match="does not go with --adaptive-drafts"):
+        make(adaptive_drafts=True, tree="16")
+    with pytest.raises(ConfigError, match="needs a drafter"):
+        make(adaptive_drafts=True, draft=None)
+
+
 def test_without_speculation(make: Callable[..., Plan]) -> None:
     plan = make(draft="none")
     assert (plan.drafter, plan.draft_tokens) == (None, 0)

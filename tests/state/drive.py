@@ -3,11 +3,14 @@
 python -m tests.state.drive '[{"state": "snapshot", ...}, ...]'
 """
 
+import copy
 import gc
 import importlib
 import json
 import os
+import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,8 @@ def main() -> None:
 
 
 def _kind(case: dict[str, Any]) -> Any:
+    if "adaptive" in case:
+        return adapt
     return converse if "without" in case else generate if "requests" in case else run
 
 
@@ -72,6 +77,9 @@ def _played(llm: Any) -> list[dict[str, Any]]:
 
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     block = scheduler.block_size
+    # As where workers are processes of their own: what they fitted their blocks to does not reach the scheduler.
+    scheduler.cache_config = copy.copy(scheduler.cache_config)
+    scheduler.cache_config.block_size = 3 * block // 4
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0, detokenize=False)
 
     def ask(prompt: Any, salt: str) -> tuple[list[int], list[float], int]:
@@ -104,6 +112,78 @@ def _played(llm: Any) -> list[dict[str, Any]]:
             found.append({"same": warm[:2] == cold[number][:2], "reused": warm[2], "least": least, "block": block})
     counted = scheduler.kv_cache_manager.thor_spec_account.table[:, 0].tolist()
     return [*found, dict(zip(reasons.REASONS, counted, strict=True))]
+
+
+def adapt(case: dict[str, Any]) -> dict[str, Any]:
+    """Answer four prompts at once with as many drafts as pay, by a clock that counts scheduled tokens."""
+    from vllm import LLM, SamplingParams
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    from tests.state.schedule import TOKENS
+    from thor_spec.gates.lossless import tie_bound
+    from thor_spec.vllm_plugin import drafting
+
+    clock = drafting.time = _Clock()
+    llm = LLM(
+        case["target"],
+        max_model_len=1024,
+        max_num_seqs=4,
+        enforce_eager=True,
+        async_scheduling=False,
+        kv_cache_memory_bytes=32 << 20,
+        enable_prefix_caching=False,
+        seed=0,
+        skip_tokenizer_init=True,
+        max_logprobs=-1,
+        speculative_config={
+            "method": "dflash",
+            "model": case["drafter"],
+            "num_speculative_tokens": case["drafts"],
+            "num_speculative_tokens_per_batch_size": [[i, i, n] for i, n in enumerate(case["adaptive"], start=1)],
+            **case.get("speculation", {}),
+        },
+        additional_config=additional({"adaptive_drafts": True}),
+    )
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    known = drafting.Drafting.of(scheduler)
+    assert known is not None
+    clock.of(known)
+    prompts: list[Any] = [{"prompt_token_ids": TOKENS[at : at + 20]} for at in (0, 50, 100, 150)]
+    greedy = SamplingParams(temperature=0, max_tokens=case["tokens"], ignore_eos=True, detokenize=False)
+    answers = [list(out.outputs[0].token_ids) for out in llm.generate(prompts, greedy, use_tqdm=False)]
+    audits = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        whole = {"prompt_token_ids": [*prompt["prompt_token_ids"], *answer]}
+        one = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1, detokenize=False)
+        (forced,) = llm.generate([whole], one, use_tqdm=False)
+        for token, place in zip(answer, forced.prompt_logprobs[-len(answer) :], strict=True):
+            values = [entry.logprob for entry in place.values()]
+            audits.append((max(values) - place[token].logprob) / tie_bound(statistics.pstdev(values), 4))
+    steps = known._table[:, :, 0].sum(0).tolist()
+    del llm, scheduler
+    cleanup_dist_env_and_memory()
+    gc.collect()
+    drafting.time = time
+    return {"steps": steps, "answers": answers, "gaps_in_ties": audits}
+
+
+class _Clock:
+    """A time of one for every step, and a fifth for every token in it: what a machine takes must decide no test."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def of(self, known: Any) -> None:
+        updated = known.updated
+
+        def tick(output: Any, sampled: Any) -> None:
+            self.now += 1 + output.total_num_scheduled_tokens / 20
+            updated(output, sampled)
+
+        known.updated = tick
 
 
 def additional(options: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from thor_spec.vllm_plugin import seam
 pytestmark = pytest.mark.skipif(
     seam.has_gpu_build(), reason="vLLM 0.33 has one of the faults only; the gate looks there"
 )
-WITHOUT = ("", "ENTER_BLOCKS", "BLOCK_DROP")
+WITHOUT = ("", "ENTER_BLOCKS", "BLOCK_DROP", "ALIGNED_SPLIT")
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +38,9 @@ def test_without_the_first_mend_an_answers_blocks_are_reused(played: dict[str, A
 def test_without_the_second_a_repeat_finds_nothing(played: dict[str, Any]) -> None:
     repeat = played["BLOCK_DROP"][4]
     assert repeat["reused"] < repeat["least"]
+
+
+def test_without_the_third_prompts_are_cut_where_nothing_can_go_on(played: dict[str, Any]) -> None:
+    """The scheduler's configuration names blocks that the cache does not have."""
+    requests = played["ALIGNED_SPLIT"][:5]
+    assert any(request["reused"] < request["least"] for request in requests)

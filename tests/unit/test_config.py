@@ -48,6 +48,8 @@ def test_missing_profile() -> None:
         ({"draft_tokens": 0}, "at least 1"),
         ({"draft_tokens": -3}, "at least 1"),
         ({"draft": "none", "draft_tokens": 3}, "no meaning"),
+        ({"draft": "none", "adaptive_drafts": True}, "no meaning"),
+        ({"acceptance_floor": 2.0, "adaptive_drafts": True}, "Leave one out"),
         ({"port": 0}, "not a port"),
         ({"port": 70000}, "not a port"),
         ({"context": 0}, "--context 0 must be positive"),

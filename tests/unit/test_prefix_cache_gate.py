@@ -10,7 +10,7 @@ import pytest
 
 from thor_spec.config import CACHED_CONTROLS
 from thor_spec.errors import ConfigError, ThorSpecError
-from thor_spec.gates import conversations, prefix_cache
+from thor_spec.gates import conversations, counted, prefix_cache
 from thor_spec.gates.conversations import Conversation, Size, Text
 from thor_spec.gates.gate import Options
 from thor_spec.gates.judging import Derived, Subject, judge
@@ -31,18 +31,24 @@ class Model:
         self.fault = fault
         self.controls = controls
         self.context = context
-        self.hits = self.drafts = self.accepted = self.preemptions = 0
+        self.hits = self.drafts = self.preemptions = self.generated = self.behind = 0
+        self.accepted = [0, 0]
         self.left: dict[str, list[tuple[int, ...]]] = {}
+        self.rng = random.Random(0)
 
     def metrics(self) -> str:
         caching = self.fault != "off"
         counts = {
             "prefix_cache_hits": self.hits,
             "spec_decode_num_drafts": self.drafts,
-            "spec_decode_num_accepted_tokens": self.accepted,
             "num_preemptions": self.preemptions,
+            "generation_tokens": self.generated - self.behind,
         }
+        self.behind = 0
         lines = [f"# TYPE vllm:{name} counter\nvllm:{name}_total {value}" for name, value in counts.items()]
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+        lines.append(f"# TYPE {name} counter")
+        lines += [f'{name}_total{{position="{place}"}} {value}' for place, value in enumerate(self.accepted)]
         labels = (
             f'block_size="{BLOCK}",enable_prefix_caching="{caching}",num_gpu_blocks="80",kv_cache_max_concurrency="8"'
         )
@@ -87,13 +93,26 @@ class Model:
             tokens[1:] = [999] * (max_tokens - 1)
         if warm and (self.fault == "bits" or kind == "cached-window"):
             logprobs[0] -= 1e-6
-        self.drafts += 10
-        self.accepted += 5 if warm and (self.fault == "acceptance" or kind == "cached-drafts") else 15
+        self._draft(rng, warm, kind)
+        self.drafts += len(prompt) - reused == 1 and warm  # drafts that are none, so that all rows are as wide
+        self.generated += max_tokens * (self.fault != "uncounted")
+        self.behind = max_tokens  # until somebody has looked once
         self.preemptions += self.fault != "roomy"
         return Answer(
             prompt=prompt, tokens=tuple(tokens), text="", finish="length", rule="", logprobs=tuple(logprobs),
             top=tuple(tops), cached=reused,
         )  # fmt: skip
+
+    def _draft(self, rng: random.Random, warm: bool, kind: str) -> None:
+        self.drafts += 10
+        accepted = [9, 4 + rng.randint(0, 4)]
+        if warm and self.fault == "rounding":  # other drafts, no better and no worse
+            accepted[1] = 4 + self.rng.randint(0, 4)
+        if warm and self.fault == "acceptance":
+            accepted[1] -= 3
+        if warm and (self.fault == "drafts" or (kind == "cached-drafts" and self.fault != "blind")):
+            accepted = [8, accepted[1] + 1]  # as many tokens by as many steps, from other places
+        self.accepted = [a + b for a, b in zip(self.accepted, accepted, strict=True)]
 
     def _reuse(self, prompt: tuple[int, ...], salt: str) -> int:
         if self.fault == "nothing":
@@ -101,6 +120,13 @@ class Model:
         before = [q for salt_, left in self.left.items() if salt_ == salt or self.fault == "leak" for q in left]
         found = conversations.reusable([*before, prompt], len(before), BLOCK)
         return max(0, found - BLOCK) if self.fault == "lost" else found
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake counts at the second look."""
+    for name, seconds in (("POLL_S", 0.0), ("QUIET_S", 0.0), ("PATIENCE_S", 0.2)):
+        monkeypatch.setattr(counted, name, seconds)
 
 
 def verdict(model: Model, options: Options = OPTIONS, *, small: Model | None = None) -> Verdict:
@@ -126,7 +152,9 @@ def test_green_and_every_control_is_seen() -> None:
         ("lost", "tokens were reused, "),
         ("leak", "cold requests reused"),
         ("nothing", "did not move, so nothing was tested"),
-        ("acceptance", "the drafter does not see what the cache holds"),
+        ("acceptance", "a verify step brings"),
+        ("drafts", "the same tokens came of other drafts"),
+        ("blind", "cached-drafts: corruption of the cache is not seen"),
     ],
 )
 def test_red(fault: str, says: str) -> None:
@@ -145,6 +173,18 @@ def test_a_tie_passes_only_where_prompts_were_cut_differently() -> None:
 def test_a_cache_that_is_large_enough_tests_nothing() -> None:
     found = verdict(Model(), small=Model("roomy"))
     assert found.findings == ("wrong: small: nothing was preempted, so nothing was tested",)
+
+
+def test_other_drafts_that_are_as_good_pass_where_prompts_were_cut_differently() -> None:
+    """Rounding differs there; the mean must lie below the cold one by more than chance."""
+    found = verdict(Model("rounding"))
+    assert found.figures["alone"]["tau_warm"] != found.figures["alone"]["tau_cold"]
+    assert all(finding.startswith("wrong: repeat") for finding in found.findings)
+
+
+def test_an_answer_is_counted_before_the_next_is_asked() -> None:
+    with pytest.raises(ThorSpecError, match="nothing can be read off its metrics"):
+        verdict(Model("uncounted"))
 
 
 @pytest.mark.parametrize("kind", CACHED_CONTROLS)

@@ -68,10 +68,18 @@ def test_shapes(text: str, nodes: int, depth: int | None, widths: tuple[int, ...
     assert TreeShape.parse(text) == TreeShape(nodes=nodes, depth=depth, widths=widths)
 
 
-@pytest.mark.parametrize("text", ["", "0", "64", "3,4,5,6", "7,8", "-1", "auto", "2x", "many"])
+@pytest.mark.parametrize("text", ["", "0", "64", "3,4,5,6", "7,8", "-1", "auto,", "auto,64", "auto,7,3", "2x", "many"])
 def test_what_is_no_shape_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         TreeShape.parse(text)
+
+
+def test_auto() -> None:
+    shape = TreeShape.parse("auto")
+    assert shape is not None
+    assert shape == TreeShape(nodes=32, auto=True) == TreeShape.parse("auto,32")
+    assert shape.sizes(15) == (1, 2, 4, 6, 8, 12, 15, 16, 24, 32)
+    assert TreeShape(nodes=5, auto=True).sizes(7) == (1, 2, 4, 5)
 
 
 def test_off_and_a_drafter_that_is_too_shallow() -> None:
@@ -116,9 +124,14 @@ def test_the_budget_looks_behind_a_dip() -> None:
     costs = budget.Costs.fit(3.0, measured)
     probabilities = [0.8 * 0.97**n for n in range(12)]
     rate = [(1 + sum(probabilities[:n])) / costs.of(n) for n in range(13)]
-    assert budget.choose(probabilities, costs) == max(range(13), key=rate.__getitem__)
-    assert budget.choose([1e-6] * 12, costs) == 0
-    assert budget.choose([0.9999] * 12, costs) == 12
+    assert budget.choose(probabilities, costs).nodes == max(range(13), key=rate.__getitem__)
+    for measured_sizes in ((0, 2, 5, 12), (0, 1, 4, 8, 12), tuple(range(13))):
+        coarse = budget.Costs.fit(3.0, [(n, s) for n, s in measured if n in measured_sizes])
+        by_all = [(1 + sum(probabilities[:n])) / coarse.of(n) for n in range(13)]
+        assert budget.choose(probabilities, coarse).rate == max(by_all)
+    assert budget.choose([1e-6] * 12, costs).nodes == 0
+    assert budget.choose([1e-6] * 12, costs, fewest=2).nodes == 2
+    assert budget.choose([0.9999] * 12, costs).nodes == 12
 
 
 def test_costs_are_those_of_the_next_graph() -> None:

@@ -100,11 +100,18 @@ def serve(
             show_default="all",
         ),
     ] = None,
+    adaptive_drafts: Annotated[
+        bool | None,
+        typer.Option("--adaptive-drafts", help="Draft as many tokens, up to K, as pay at each depth and batch."),
+    ] = None,
     tree: Annotated[
         str | None,
         typer.Option(
-            help="Draft trees: N likeliest nodes, N,DEPTH, or a fixed width per level such as 3,3,3.",
-            metavar="off|N[,DEPTH]|WIDTHS",
+            help=(
+                "Draft trees: as many nodes as pay in each step (auto), N likeliest nodes, N,DEPTH, or a fixed width "
+                "per level such as 3,3,3."
+            ),
+            metavar="off|auto[,N]|N[,DEPTH]|WIDTHS",
             show_default="off",
         ),
     ] = None,
@@ -245,6 +252,7 @@ def serve(
         "state": state,
         "gdn_kernel": gdn_kernel,
         "drafter_window": drafter_window,
+        "adaptive_drafts": adaptive_drafts,
         "tree": tree,
         "mode": mode,
         "threshold": threshold,
@@ -318,7 +326,8 @@ def _ready_text(ready: "Ready") -> str:
 
 def _speculation(ready: "Ready") -> str:
     lossy = "" if ready.accept == "exact" else f", accept {ready.accept} (lossy)"
-    drafts = f"tree {ready.tree}" if ready.tree else f"K = {ready.draft_tokens}"
+    chains = f"K <= {ready.draft_tokens}, as many as pay" if ready.adaptive_drafts else f"K = {ready.draft_tokens}"
+    drafts = f"tree {ready.tree}" if ready.tree else chains
     return f"{ready.drafter}, {drafts}{lossy}" if ready.drafter else "none"
 
 

@@ -4,9 +4,13 @@ The paper fits a convex cost and stops at the first fall. On mixtures of experts
 fall is not the best: so costs are fitted by isotonic regression here, and every number of nodes is looked at.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+
+NEWS = 0.15
+"""Share of one step in what is expected of the next."""
 
 
 def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
@@ -42,17 +46,89 @@ class Costs:
 
     def of(self, nodes: int) -> float:
         """Return the seconds of a step of ``nodes`` nodes: those of the next larger size, since graphs are padded."""
-        at = next((i for i, size in enumerate(self.sizes) if size >= nodes), len(self.sizes) - 1)
+        at = min(bisect_left(self.sizes, nodes), len(self.sizes) - 1)
         return (self.draft if nodes else 0.0) + self.verify[at]
 
 
-def choose(prefix_probabilities: Sequence[float], costs: Costs) -> int:
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a step drafts."""
+
+    nodes: int
+    chain: bool
+    rate: float
+    """Expected tokens per second of each request."""
+
+
+def choose(prefix_probabilities: Sequence[float], costs: Costs, *, trust: float = 1.0, fewest: int = 0) -> Choice:
     """Return the number of nodes with the most expected tokens per second; 0: none.
 
     Args:
         prefix_probabilities: of the nodes in the order in which trees admit them; their sum over a tree is the
             expected number of accepted drafts.
+        trust: accepted drafts per expected one, as it was lately.
+        fewest: nodes that are drafted anyway.
     """
     largest = min(len(prefix_probabilities), costs.sizes[-1])
     expected = [0.0, *accumulate(prefix_probabilities[:largest])]
-    return max(range(largest + 1), key=lambda n: (1 + expected[n]) / costs.of(n))
+
+    def rate(nodes: int) -> float:
+        return (1 + trust * expected[nodes]) / costs.of(nodes)
+
+    lowest = min(fewest, largest)
+    # Between two sizes costs are those of the larger one: no number there is better than it.
+    best = max((lowest, *(size for size in costs.sizes if lowest < size < largest), largest), key=rate)
+    return Choice(best, chain=False, rate=rate(best))
+
+
+def tree_or_chain(
+    tree: Sequence[float], chain: Sequence[float], costs: Costs, *, trust: tuple[float, float], fewest: int = 0
+) -> Choice:
+    """Return the better one of the best tree and the best chain; the chain, if they are equal.
+
+    By the drafter's own probabilities no chain beats the tree of as many nodes; by what is really accepted one may.
+
+    Args:
+        tree, chain: prefix probabilities, as ``choose`` takes them.
+        trust: of trees, and of chains.
+    """
+    branched = choose(tree, costs, trust=trust[0], fewest=fewest)
+    straight = choose(chain, costs, trust=trust[1], fewest=fewest)
+    if straight.rate >= branched.rate:
+        return Choice(straight.nodes, chain=True, rate=straight.rate)
+    return branched
+
+
+def blend(old: Sequence[float], new: Sequence[float], share: float = NEWS) -> list[float]:
+    """Return what to expect of the next drafts: mostly what was expected before, ``share`` of it what has come in.
+
+    The drafts that a choice is for are not known yet, and one step's marginals say little about those of another.
+    """
+    return [a + share * (b - a) for a, b in zip(old, new, strict=True)] if old else list(new)
+
+
+class Trust:
+    """Accepted drafts per expected one, forgetting; near 1 where little is known, so that what was left gets tried."""
+
+    PRIOR = 2.0
+    """Expected drafts that are taken as accepted at the outset."""
+
+    def __init__(self, memory: int = 200) -> None:
+        """``memory``: steps after which a third of a step's weight is left."""
+        self._keep = 1 - 1 / memory
+        self._expected = self._accepted = 0.0
+
+    def fade(self) -> None:
+        """Forget a little; once a step, whether or not it was of this kind."""
+        self._expected *= self._keep
+        self._accepted *= self._keep
+
+    def add(self, expected: float, accepted: float) -> None:
+        """Take a step's drafts per request."""
+        self._expected += expected
+        self._accepted += accepted
+
+    @property
+    def ratio(self) -> float:
+        """What to multiply expectations with."""
+        return (self._accepted + self.PRIOR) / (self._expected + self.PRIOR)

@@ -9,6 +9,9 @@ from thor_spec.errors import ConfigError
 
 MAX_DRAFTS = 63
 """A node's ancestors are the bits of a 64-bit word, the root's among them."""
+AUTO_DRAFTS = 32
+"""Most nodes of ``auto``, unless it says otherwise: every step schedules room for them, and records them."""
+_SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,23 +24,24 @@ class TreeShape:
     """Most drafts on one path; None: as many positions as the drafter has, and nodes."""
     widths: tuple[int, ...] = ()
     """Children of each node, by level; empty: the likeliest prefixes, chosen anew in every step (DDTree)."""
+    auto: bool = False
+    """Each step verifies as many of the nodes as pay, as a tree or as a chain."""
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Return what ``off``, ``N``, ``N,depth`` or widths such as ``3,3,3`` mean; None for ``off``.
+        """Return what ``off``, ``auto``, ``N``, ``N,depth`` or widths such as ``3,3,3`` mean; None for ``off``.
 
-        Two numbers are nodes and depth; two levels are written ``3x3``. Raises: ConfigError.
+        Two numbers are nodes and depth; two levels are written ``3x3``; ``auto,48`` is never more than 48 nodes.
+        Raises: ConfigError.
         """
         if text == "off":
             return None
-        if text == "auto":
-            raise ConfigError(
-                "--tree auto is not built yet: the cost model is (ddtree/budget.py), but a step's size is fixed when "
-                "it is scheduled, before its drafts are known. Give a number of nodes, or widths."
-            )
+        kind, comma, most = text.partition(",")
+        if kind == "auto" and (most.isdecimal() or not comma):
+            return cls(nodes=int(most or AUTO_DRAFTS), auto=True)
         apart = text.split("x" if "x" in text else ",")
         if not all(part.strip().isdecimal() and int(part) > 0 for part in apart):
-            raise ConfigError(f"--tree {text} is none of off, N, N,DEPTH and widths such as 3,3,3.")
+            raise ConfigError(f"--tree {text} is none of off, auto, auto,N, N, N,DEPTH and widths such as 3,3,3.")
         numbers = tuple(int(part) for part in apart)
         if "x" in text or len(numbers) > 2:
             return cls(nodes=sum(accumulate(numbers, mul)), depth=len(numbers), widths=numbers)
@@ -56,6 +60,14 @@ class TreeShape:
         if self.depth is not None and self.depth > positions:
             raise ConfigError(f"--tree wants paths of {self.depth} drafts; the drafter drafts {positions}.")
         return self.depth or min(positions, self.nodes)
+
+    def sizes(self, positions: int) -> tuple[int, ...]:
+        """Return the numbers of nodes that steps of ``auto`` may verify, rising: the whole chain among them.
+
+        Few, since a graph is captured for each; the costs of what lies between are those of the next larger one.
+        """
+        chain = self.deep(positions)
+        return tuple(sorted({size for size in (*_SIZES, chain, self.nodes) if size <= self.nodes}))
 
     def candidates(self) -> int:
         """Return how many tokens of each draft position can be used."""

@@ -18,20 +18,21 @@ from thor_spec.guard.guarded import GuardedJob, Settings
 from thor_spec.serve.plan import Plan
 from thor_spec.vllm_plugin.options import NAME
 
-INVARIANTS = ("I1", "I2", "I3", "I4", "I5")
-"""Counted inside; I6, that trees of width 1 are chains, needs two engines, and is a test."""
+INVARIANTS = ("I1", "I2", "I3", "I4", "I5", "I6")
 FAULTS = {
     "siblings share a row": "I1",
     "the root's update is lost": "I2",
     "the convolution takes nodes in a line": "I2",
     "positions are one too far": "I2",
     "verification writes the state": "I3",
+    "branches see each other": "I4",
     "one layer is committed": "I5",
     "the first nodes are committed": "I5",
     "keys and values stay where they are": "I5",
     "padding is accepted": "I5",
     "a failed commit is swallowed": "I5",
     "the drafter is fed in a line": "I5",
+    "a chain comes out otherwise": "I6",
 }
 """What is planted, and which invariant must see it. ``vllm_plugin.tree.faults`` knows how."""
 POLL_S = 0.5

@@ -116,6 +116,7 @@ class Engine:
             model=plan.resolved.config.model,
             drafter=plan.drafter.name if plan.drafter else None,
             draft_tokens=plan.draft_tokens,
+            adaptive_drafts=plan.resolved.config.adaptive_drafts,
             tree=plan.tree,
             accept=plan.acceptance.described,
             denoise=plan.denoising.described if plan.denoising else "",

@@ -19,6 +19,8 @@ class Ready:
     model: str
     drafter: str | None
     draft_tokens: int
+    adaptive_drafts: bool
+    """Whether fewer drafts are made, or none, where more do not pay."""
     tree: str
     """Shape of draft trees, as ``--tree`` takes it; empty: chains."""
     accept: str

@@ -13,14 +13,15 @@ from thor_spec import env
 from thor_spec.config import DEFAULT_DRAFT_TOKENS, HIDDEN, Resolved, ServeConfig
 from thor_spec.ddtree.shape import TreeShape
 from thor_spec.dflash.acceptance import Acceptance
-from thor_spec.dflash.drafter import Drafter, require_window
+from thor_spec.dflash.drafter import Drafter
+from thor_spec.dflash.length import arms
 from thor_spec.diffusion.settings import FIELDS as DENOISING_FIELDS
 from thor_spec.diffusion.settings import Denoising
 from thor_spec.errors import ConfigError, EngineStartError, PlatformError
 from thor_spec.nano import checkpoints as nano
 from thor_spec.nano import shipped
 from thor_spec.rope.scheme import ALIASES, Scheme
-from thor_spec.serve import api_key, parallel, passthrough, prefix_caching, preflight, rope
+from thor_spec.serve import api_key, drafter_window, parallel, passthrough, prefix_caching, preflight, rope
 from thor_spec.serve.checkpoint import Checkpoint, open_checkpoint
 from thor_spec.serve.locate import locate
 from thor_spec.serve.prefix_caching import Decision
@@ -150,10 +151,6 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None, 
     scheme = rope.scheme_of(config, target)
     context = config.context or (scheme.rows if scheme else target.context)
     drafter, draft_tokens = _drafter(resolved, target, note)
-    if config.drafter_window is not None:
-        if drafter is None:
-            raise ConfigError("--drafter-window needs drafts. Name a drafter: --draft.")
-        require_window(config.drafter_window, draft_tokens, drafter.config)
     rope.require_reach(scheme, context, target, drafter)
     if scheme and config.rope in ALIASES and note:
         note(
@@ -201,9 +198,11 @@ def is_diffusion(target: Checkpoint) -> bool:
 
 def _require_its_options(config: ServeConfig, target: Checkpoint) -> None:
     """Raise ConfigError for options that mean nothing to this model: of drafts, or of blocks."""
-    drafting = ("draft_tokens", *_ACCEPTANCE, "acceptance_floor")
+    drafting = ("draft_tokens", *_ACCEPTANCE, "acceptance_floor", "adaptive_drafts")
     diffuses = is_diffusion(target)
-    given = [name for name in (drafting if diffuses else DENOISING_FIELDS) if getattr(config, name) is not None]
+    given = [
+        name for name in (drafting if diffuses else DENOISING_FIELDS) if getattr(config, name) not in (None, False)
+    ]
     given += ["draft"] if diffuses and config.draft not in (None, "none") else []
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
@@ -220,6 +219,10 @@ def _drafter(
         if config.draft_tokens is not None:
             raise ConfigError(
                 f"--draft-tokens needs a drafter, and {config.model} has none of its own. Name it: --draft."
+            )
+        if config.adaptive_drafts:
+            raise ConfigError(
+                f"--adaptive-drafts needs a drafter, and {config.model} has none of its own. Name it: --draft."
             )
         if _tree(config) is not None:  # says so itself, if drafting was switched off
             raise ConfigError(f"--tree needs a drafter, and {config.model} has none of its own. Name it: --draft.")
@@ -242,13 +245,28 @@ def _tree(config: ServeConfig) -> TreeShape | None:
     clashes = {
         "--draft none": config.draft == "none",
         "--draft-tokens: the tree says how many nodes there are": config.draft_tokens is not None,
-        f"--accept {config.accept}: relaxed rules know chains only": config.accept not in (None, "exact"),
+        "--adaptive-drafts: it chooses the length of chains": config.adaptive_drafts,
         "--state snapshot: a tree is committed from one state and its record": config.state == "snapshot",
         "synthetic acceptance": config.synthetic_acceptance is not None,
     }
     if why := next((why for why, applies in clashes.items() if applies), None):
         raise ConfigError(f"--tree {config.tree} does not go with {why}. Leave one of them out.")
     return shape
+
+
+def _lengths(config: ServeConfig, draft_tokens: int, *, gpu: bool) -> list[tuple[int, int, int]]:
+    """Return the numbers of drafts to choose from as vLLM's schedule by batch, so that it captures graphs of each.
+
+    Raises: ConfigError, where it would not: it looks no further than the largest batch.
+    """
+    if gpu and config.max_seqs < 2:
+        raise ConfigError(
+            f"--adaptive-drafts needs --max-seqs 2 or more, not {config.max_seqs}: vLLM captures graphs of as many "
+            "numbers of drafts as there are batch sizes. Raise it, or leave --adaptive-drafts out."
+        )
+    found = arms(draft_tokens, config.max_seqs if gpu else draft_tokens)
+    last = len(found)
+    return [(i, i if i < last else max(last, config.max_seqs), length) for i, length in enumerate(found, start=1)]
 
 
 def _argv(
@@ -287,6 +305,8 @@ def _argv(
                 "rejection_sample_method": "synthetic",
                 "synthetic_acceptance_length": config.synthetic_acceptance,
             }
+        if config.adaptive_drafts and not stock:
+            speculation["num_speculative_tokens_per_batch_size"] = _lengths(config, draft_tokens, gpu=gpu)
         ours["--speculative-config"] = json.dumps(speculation)
     relaxation = _acceptance(config)
     if relaxation and drafter is None:
@@ -297,14 +317,15 @@ def _argv(
     options: dict[str, Any] = {
         **relaxation,
         **_state(config, target, passed=config.vllm_args, drafter=drafter),
+        **drafter_window.options(config, drafter, draft_tokens),
         **rope.options(config, scheme),
     }
     if denoising:
         options["denoise"] = denoising
-    if config.drafter_window is not None:
-        options["drafter_window"] = config.drafter_window
     if _tree(config) is not None:
         options["tree"] = config.tree
+    if config.adaptive_drafts:
+        options["adaptive_drafts"] = True
     if not gpu:
         options["runner_kernels"] = "torch"
     if config.max_request_bytes is not None:

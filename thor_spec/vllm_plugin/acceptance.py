@@ -14,6 +14,7 @@ from thor_spec.dflash.acceptance import RULES, Acceptance
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.relax import kernel
 from thor_spec.kernels.relax.reference import COUNTED
+from thor_spec.kernels.tree_walk.reference import OF_TREES
 from thor_spec.vllm_plugin import compat, counters
 from thor_spec.vllm_plugin.controls import Controls
 from thor_spec.vllm_plugin.options import REQUEST_KEYS
@@ -150,11 +151,11 @@ def sampler_for(
     rules: RequestRules,
     device: torch.device,
     controls: Controls | None = None,
-    topology: Any = None,
+    trees: Any = None,
 ) -> tuple[Any, Any] | None:
     """Return what a model state's ``custom_sampler`` returns; None leaves vLLM's own.
 
-    With a ``topology``, drafts are the trees in it.
+    With ``trees``, a ``TreeSteps``, drafts are those.
 
     Raises: ConfigError, if a default rule that relaxes meets another rejection method than the standard one.
     """
@@ -172,11 +173,11 @@ def sampler_for(
     shape = (len(RULES), len(COUNTED), speculation.num_speculative_tokens)
     count = counters.Writer.open(shape, device, counters.DRAFTS, vllm_config.parallel_config)
     given: dict[str, Any] = {"rules": rules, "count": count, "controls": controls}
-    if topology is None:
+    if trees is None:
         return sampler, RelaxedRejectionSampler(sampler, speculation, device, **given)
     from thor_spec.vllm_plugin.tree.sampler import TreeRejectionSampler
 
-    given["trees"] = counters.Writer.open(
-        (len(counters.OF_TREES), topology.width), device, counters.TREES, vllm_config.parallel_config
+    given["tally"] = counters.Writer.open(
+        (len(OF_TREES), trees.topology.width), device, counters.TREES, vllm_config.parallel_config
     )
-    return sampler, TreeRejectionSampler(sampler, speculation, device, **given, topology=topology)
+    return sampler, TreeRejectionSampler(sampler, speculation, device, **given, trees=trees)

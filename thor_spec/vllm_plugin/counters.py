@@ -15,9 +15,10 @@ import torch
 from thor_spec import env
 
 EVERY = 16  # steps between copies
-DRAFTS, DENOISING, TREES = "counts", "denoising", "trees"
-"""What is counted: drafts by rule and place [rules, counted, K], the steps of blocks [counted], or how many trees there
-were with each number of what ``OF_TREES`` names [what, N + 1]."""
+DRAFTS, DENOISING, TREES, PHASES, BUDGETS = "counts", "denoising", "trees", "phases", "budgets"
+"""What is counted: drafts by rule and place [rules, counted, K]; the steps of blocks [counted]; how many trees there
+were with each number of what ``kernels.tree_walk`` counts [what, N + 1]; the nanoseconds of steps with trees by phase,
+and behind them their number [phases + 1]; steps by the nodes that were chosen, for trees and chains [2, N + 1]."""
 DENOISING_COUNTS = {
     "forwards": "Forwards of a block that is being denoised, storing included.",
     "blocks": "Blocks that were settled.",
@@ -25,8 +26,14 @@ DENOISING_COUNTS = {
     "fills": "Masks that became tokens.",
     "edits": "Tokens that were replaced.",
 }
-OF_TREES = ("nodes", "depth", "accepted")
-"""Of each verified tree: its drafted nodes, its longest path, and the drafts that were accepted."""
+PHASES_OF_TREES = {
+    "verify": ("begin", "verified"),
+    "walk": ("verified", "walked"),
+    "commit": ("commit", "committed"),
+    "draft": ("draft", "drafted"),
+    "build": ("drafted", "built"),
+}
+"""Marks between which a phase lies. ``verify`` is the target's pass with its logits, ``commit`` states and keys."""
 
 
 class Writer:
@@ -35,9 +42,7 @@ class Writer:
     def __init__(self, path: Path | None, shape: tuple[int, ...], device: torch.device) -> None:
         self.counts = torch.zeros(shape, dtype=torch.int64, device=device)
         """Added to by the sampler, int64."""
-        self._file = np.zeros(shape, dtype=np.int64)
-        if path is not None:
-            self._file = np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=shape)  # type: ignore[no-untyped-call]
+        self._file = _numbers(path, shape)
         self._steps = 0
         self._copy = torch.zeros(shape, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._under_way: torch.cuda.Event | None = None
@@ -49,8 +54,7 @@ class Writer:
         Args:
             parallel: vLLM's parallel configuration; of the devices that share each layer, the first one counts.
         """
-        folder, is_first = env.receipts_dir(), parallel.rank % parallel.tensor_parallel_size == 0
-        return cls(folder / f"{os.getpid()}.{kind}.npy" if folder and is_first else None, shape, device)
+        return cls(_path(kind, parallel), shape, device)
 
     def publish(self) -> None:
         """Copy the sums out now and then. Never waits for the device."""
@@ -65,6 +69,30 @@ class Writer:
             self._copy.copy_(self.counts, non_blocking=True)
             self._under_way = torch.cuda.Event()
             self._under_way.record()
+
+
+class HostWriter:
+    """Likewise, for what the engine's host counts itself."""
+
+    def __init__(self, path: Path | None, shape: tuple[int, ...]) -> None:
+        self.counts = _numbers(path, shape)
+        """Added to, int64; the file itself."""
+
+    @classmethod
+    def open(cls, shape: tuple[int, ...], kind: str, parallel: Any) -> Self:
+        """As ``Writer.open``."""
+        return cls(_path(kind, parallel), shape)
+
+
+def _path(kind: str, parallel: Any) -> Path | None:
+    folder, is_first = env.receipts_dir(), parallel.rank % parallel.tensor_parallel_size == 0
+    return folder / f"{os.getpid()}.{kind}.npy" if folder and is_first else None
+
+
+def _numbers(path: Path | None, shape: tuple[int, ...]) -> np.ndarray:
+    if path is None:
+        return np.zeros(shape, dtype=np.int64)
+    return np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=shape)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def read(kind: str) -> Iterator[np.ndarray]:

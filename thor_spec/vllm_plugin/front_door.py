@@ -43,7 +43,6 @@ class FrontDoor:
         self._options: PluginOptions | None = None
         self._default: Rule = Acceptance()
         self._controls: Collection[str] = ()
-        self._trees = False
         self._recorder: recorder.Recorder | None = None
         metrics.register()
 
@@ -62,7 +61,7 @@ class FrontDoor:
                 await _refuse(send, f"{_MESSAGES} takes no {NAME} options. Set them for the server, with --accept.")
                 return
             try:
-                body, rule = rewritten(body, rule, controls=self._controls, trees=self._trees)
+                body, rule = rewritten(body, rule, controls=self._controls)
             except ConfigError as error:
                 await _refuse(send, str(error))
                 return
@@ -81,14 +80,13 @@ class FrontDoor:
             config = scope["app"].state.vllm_config
             self._options = options = PluginOptions.parse(config.additional_config)
             self._default = options.denoising if config.model_config.is_diffusion else options.acceptance
-            self._trees = options.tree_shape is not None
             if options.record:
                 self._recorder = recorder.Recorder(Path(options.record), contents=options.record_contents)
             if options.controls:
                 self._controls = CACHED_CONTROLS if config.cache_config.enable_prefix_caching else CONTROLS
 
 
-def rewritten(body: bytes, default: Rule, *, controls: Collection[str] = (), trees: bool = False) -> tuple[bytes, Rule]:
+def rewritten(body: bytes, default: Rule, *, controls: Collection[str] = ()) -> tuple[bytes, Rule]:
     """Return the body with its ``thor_spec`` in ``vllm_xargs``, and the rule. Raises: ConfigError, naming the field.
 
     ``controls`` are the corruptions that may be asked for. A body that is not a JSON object passes as it is: vLLM's own
@@ -113,8 +111,6 @@ def rewritten(body: bytes, default: Rule, *, controls: Collection[str] = (), tre
     if tree not in TREES:
         raise ConfigError(f"tree={tree!r} is not one of {', '.join(TREES)}.")
     rule: Rule = default.of_request(given)
-    if trees and isinstance(rule, Acceptance) and not rule.is_exact:
-        raise ConfigError(f"accept={rule.rule!r} is not for draft trees, which this server drafts: exact only.")
     extra = request.get("vllm_xargs") or {}
     if not isinstance(extra, dict):
         raise ConfigError(f"vllm_xargs must be an object, not {type(extra).__name__}.")

@@ -4,7 +4,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-from thor_spec.vllm_plugin import compat, cpu_verify, receipt, rope
+from thor_spec.vllm_plugin import compat, cpu_verify, drafting, receipt, rope
 from thor_spec.vllm_plugin.one_state import choice
 from thor_spec.vllm_plugin.options import PluginOptions
 from thor_spec.vllm_plugin.seam import has_gpu_build, version
@@ -48,6 +48,7 @@ class _Activated:
                 from thor_spec.vllm_plugin import runner_kernels
 
                 replaced = runner_kernels.replace()
+            drafting.lengths_of(vllm_config)  # refuses what the scheduler could not do
             effective = rope.effective(vllm_config)
             if (shape := tree_choice.shape(vllm_config)) is not None:
                 from thor_spec.vllm_plugin.tree import steps
@@ -76,7 +77,7 @@ class _Activated:
 
             mine: Any = self
             rules = acceptance.RequestRules(mine.max_num_reqs, self.options.acceptance, mine.device)
-            found = acceptance.sampler_for(sampler, mine.vllm_config, rules, mine.device, self._controls, self.topology)
+            found = acceptance.sampler_for(sampler, mine.vllm_config, rules, mine.device, self._controls, self.trees)
             self._rules = rules if found else None
             return found
 
@@ -112,7 +113,7 @@ class _Activated:
     def prepare_attn(self, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Lay out the step's trees; and as above."""
         if self.trees is not None:
-            self.trees.prepare(input_batch, args[2], for_capture=kwargs.get("for_capture", False))
+            self.trees.prepare(input_batch, args[1], args[2], for_capture=kwargs.get("for_capture", False))
         if self._controls is not None and not kwargs.get("for_capture"):
             self._controls.swap_cache_rows(input_batch, args[2])
         return super().prepare_attn(input_batch, *args, **kwargs)  # type: ignore[misc]
@@ -139,8 +140,11 @@ class _Activated:
     ) -> None:
         """Bring the cache into the order of the accepted path."""
         if self.trees is not None:
+            self.trees.clock.mark("commit", again=False)
             self.trees.commit(idx_mapping)
         super().postprocess_state(idx_mapping, num_sampled, num_computed_tokens)  # type: ignore[misc]
+        if self.trees is not None:
+            self.trees.clock.mark("committed")
 
 
 class ThorModelState(_Activated, _Default):
@@ -184,6 +188,8 @@ class ThorHybridModelState(_Activated, _Hybrid):
         num_computed_tokens: "torch.Tensor | None" = None,
     ) -> None:
         """Commit the step. For vLLM every row has then accepted one token: its state is the one in its slot."""
+        if self.trees is not None:
+            self.trees.clock.mark("commit")
         if self.steps is not None and num_computed_tokens is not None:
             computed = num_computed_tokens
             if self._controls is not None:

@@ -55,6 +55,8 @@ class PluginOptions:
     for tests on a CPU."""
     drafter_window: int | None = None
     """Tokens that the drafter's layers attend to; None: all of them."""
+    adaptive_drafts: bool = False
+    """Draft as many tokens as pay, see ``drafting``; vLLM's schedule by batch size holds the numbers to choose from."""
     tree: str = "off"
     """Shape of draft trees; see ``ddtree.shape``."""
     rope: Mapping[str, Any] | None = None
@@ -69,6 +71,10 @@ class PluginOptions:
 
         if self.drafter_window is not None:
             require_window(self.drafter_window)
+        if self.adaptive_drafts and self.tree_shape is not None:
+            raise ConfigError(
+                "thor_spec.adaptive_drafts chooses the length of chains; tree drafts none. Leave one out."
+            )
         if self.rope_drafter not in get_args(RopeDrafter):
             raise ConfigError(
                 f"thor_spec.rope_drafter={self.rope_drafter!r} is not one of {', '.join(get_args(RopeDrafter))}."

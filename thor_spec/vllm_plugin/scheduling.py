@@ -18,7 +18,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from thor_spec.vllm_plugin import compat
+from thor_spec.vllm_plugin import compat, drafting
 from thor_spec.vllm_plugin.reuse import Account
 from thor_spec.vllm_plugin.seam import Seam
 
@@ -32,6 +32,8 @@ def install(vllm: str) -> None:
     _around(compat.RECORD_LOOKUP, accounted)
     _around(compat.ENTER_BLOCKS, prompts_only)
     _around(compat.ALIGNED_SPLIT, at_blocks)
+    _around(compat.SCHEDULE, drafting.chosen)
+    _around(compat.UPDATE_FROM_OUTPUT, drafting.observed)
     if Version(vllm) < MENDED_IN:
         _around(compat.BLOCK_DROP, without_drop)
 

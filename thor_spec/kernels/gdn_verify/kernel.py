@@ -47,8 +47,8 @@ def gdn_verify(
             once: faster from a few nodes on, with float32 rounding of its own. Per-channel decay is ``replay`` only:
             there ``D`` depends on the channel, and the product form ``(k exp(gamma)) (k exp(-gamma))`` that would
             bring it back to a product of matrices overflows for strong decays.
-        width: most nodes of a request, at most 64; None: ``paths``' width, or what the record holds for chains. Up to
-            16 and up to 32 smaller kernels serve.
+        width: most nodes of a request in this launch, at most 64; None: ``paths``' width, or what the record holds for
+            chains. Up to 16 and up to 32 smaller kernels serve.
         tiles: launch geometry; None: the table in ``tiles.py``.
     """
     heads, key_dim = k.shape[1:]
@@ -141,7 +141,7 @@ def _check_inputs(
         raise ConfigError(f"a must be contiguous {decay_shape} and b contiguous {tuple(v.shape[:2])}.")
     if cu_nodes.numel() != requests + 1 or (paths is not None and paths.masks.shape[0] < requests):
         raise ConfigError(f"{requests} state indices need {requests + 1} entries of cu_nodes and {requests} trees.")
-    if width > min(MAX_NODES, record.rows) or (paths is not None and width < paths.masks.shape[1]):
+    if width > min(MAX_NODES, record.rows) or (paths is not None and width > paths.masks.shape[1]):
         raise ConfigError(
-            f"width={width} must be at most {MAX_NODES} and the record's {record.rows} rows, and at least the trees'."
+            f"width={width} must be at most {MAX_NODES}, the record's {record.rows} rows, and the trees' masks."
         )

@@ -15,7 +15,7 @@ def _pick(values, there):
 
 
 @triton.jit
-def _build(scores, tokens, chains, out_tokens, out_parents, out_depths, K: tl.constexpr, W: tl.constexpr,
+def _build(scores, tokens, chains, out_tokens, out_parents, out_depths, out_scores, K: tl.constexpr, W: tl.constexpr,
            NODES: tl.constexpr, SPINE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     r = tl.program_id(0).to(tl.int64)
     scores += r * K * W
@@ -43,6 +43,7 @@ def _build(scores, tokens, chains, out_tokens, out_parents, out_depths, K: tl.co
         tl.store(out_tokens + r * NODES + n - 1, tl.load(tokens + d * W + k))
         tl.store(out_parents + r * (NODES + 1) + n, tl.where(real, p, -1))
         tl.store(out_depths + r * (NODES + 1) + n, tl.where(real, d + 1, 0))
+        tl.store(out_scores + r * NODES + n - 1, at)
         next_rank = tl.minimum(k + 1, W - 1)
         has_sibling = real & (k + 1 < W) & (chain == 0)
         sibling = tl.where(has_sibling, own_base + tl.load(scores + d * W + next_rank), nothing)
@@ -68,7 +69,7 @@ def build_trees(
         )
     found = Trees.allocate(requests, nodes, scores.device)
     _build[(requests,)](
-        scores, tokens, chains, found.tokens, found.parents, found.depths, K=positions, W=width, NODES=nodes,
-        SPINE=min(spine, positions), BF=max(16, triton.next_power_of_2(nodes + 1)), num_warps=1,
+        scores, tokens, chains, found.tokens, found.parents, found.depths, found.scores, K=positions, W=width,
+        NODES=nodes, SPINE=min(spine, positions), BF=max(16, triton.next_power_of_2(nodes + 1)), num_warps=1,
     )  # fmt: skip
     return found

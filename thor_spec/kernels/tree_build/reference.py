@@ -18,6 +18,8 @@ class Trees:
     """Parent of each node [R, N + 1], int32; -1: the root, and padding nodes, which nothing can accept."""
     depths: torch.Tensor
     """Distance from the root [R, N + 1], int32; 0 for padding nodes."""
+    scores: torch.Tensor
+    """Log probability of each node's whole prefix, nodes 1 to N [R, N], float32; ``-inf`` for padding nodes."""
 
     @classmethod
     def allocate(cls, requests: int, nodes: int, device: torch.device | str) -> "Trees":
@@ -26,6 +28,7 @@ class Trees:
             tokens=torch.empty(requests, nodes, dtype=torch.int64, device=device),
             parents=torch.empty(requests, nodes + 1, dtype=torch.int32, device=device),
             depths=torch.empty(requests, nodes + 1, dtype=torch.int32, device=device),
+            scores=torch.empty(requests, nodes, dtype=torch.float32, device=device),
         )
 
 
@@ -66,6 +69,7 @@ def build_trees(
         found.tokens[:, n - 1] = tokens[row, d, r]
         found.parents[:, n] = torch.where(real, p, -1)
         found.depths[:, n] = torch.where(real, d + 1, 0)
+        found.scores[:, n - 1] = at
         sibling = base[row, best] + scores[row, d, (r + 1).clamp(max=width - 1)]
         cost[row, best] = torch.where(real & (r + 1 < width) & ~chains, sibling, -torch.inf)
         rank[row, best] = (r + 1).clamp(max=width - 1)

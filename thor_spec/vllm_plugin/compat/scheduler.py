@@ -26,6 +26,18 @@ ALIGNED_SPLIT = Seam(
     why="cut prompts at the blocks that the cache has, not at those of the configuration before they were fitted",
     drop_when="vLLM's scheduler goes by its own block size there",
 )
+SCHEDULE = Seam(
+    target="vllm.v1.core.sched.scheduler:Scheduler.schedule",
+    signature=("self", "throttle_prefills"),
+    why="choose how many tokens the coming step drafts",
+    drop_when="vLLM chooses by depth and measured gain itself",
+)
+UPDATE_FROM_OUTPUT = Seam(
+    target="vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
+    signature=("self", "scheduler_output", "model_runner_output"),
+    why="learn how many tokens a step brought, and how long it took",
+    drop_when="vLLM chooses by depth and measured gain itself",
+)
 BLOCK_DROP = Seam(
     target="vllm.config.speculative:SpeculativeConfig.use_eagle_block_drop",
     signature=("self",),

@@ -12,7 +12,24 @@ def _tree(target: str, *signature: str) -> Seam:
 
 _SPEC_DECODE = "vllm.v1.worker.gpu.spec_decode"
 INIT_SPECULATOR = _tree(f"{_SPEC_DECODE}:init_speculator", "vllm_config", "device", "req_states")
-MODEL_RUNNER = _tree("vllm.v1.worker.gpu.model_runner:GPUModelRunner")
+_RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
+MODEL_RUNNER = _tree(_RUNNER)
+EXECUTE_MODEL = _tree(
+    f"{_RUNNER}.execute_model",
+    "self",
+    "scheduler_output",
+    "intermediate_tensors",
+    "dummy_run",
+    "skip_attn_for_dummy_run",
+    "is_profile",
+    "context_len",
+    "valid_dummy_state_slots",
+    "randomize_inputs",
+)
+SAMPLE_TOKENS = _tree(f"{_RUNNER}.sample_tokens", "self", "grammar_output")
+CAPTURE_MODEL = _tree(f"{_RUNNER}.capture_model", "self", "*", "profile_only")
+GRAPH_CANDIDATES = _tree("vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager._init_candidates", "self")
+SCHEDULER_OUTPUT = _tree("vllm.v1.core.sched.output:SchedulerOutput")
 DFLASH_SPECULATOR = _tree(f"{_SPEC_DECODE}.dflash.speculator:DFlashSpeculator", "self", "vllm_config", "device")
 GRAPH_CONTEXT = _tree(
     f"{_SPEC_DECODE}.dflash.speculator:DFlashSpeculator._num_graph_context_tokens", "self", "num_reqs"

@@ -20,6 +20,8 @@ class OneStateMetadata(_Metadata):
     """Adds the places in the batch of verified rows [S], int32: where their scratch is."""
 
     spec_rows: torch.Tensor | None = None
+    spec_width: int = 0
+    """Most tokens of a verified row, as far as the host knows."""
 
 
 class OneStateBackend(_Backend):
@@ -75,6 +77,7 @@ class OneStateBuilder(_Builder):
         if found.spec_sequence_masks is not None:
             found.spec_state_indices_tensor = found.spec_state_indices_tensor.contiguous()
             rows = len(found.spec_state_indices_tensor)
+            found.spec_width = m.max_query_len
             if found.num_prefills == 0:  # padding rows follow the verified ones
                 found.spec_rows = self._places[:rows]
             else:

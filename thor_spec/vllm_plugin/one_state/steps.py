@@ -29,7 +29,8 @@ class Steps:
         self.scratch_bytes: int = sum(layer.scratch.bytes for layer in self.layers)
         self.described = ""
         """What a sequence keeps, in words, once memory is bound."""
-        self._pending: tuple[Any, torch.Tensor] | None = None
+        self.pending: tuple[Any, torch.Tensor] | None = None
+        """Batch and verified rows of the step that is to be committed."""
 
     def bind(self, kv_cache_config: Any, block_tables: Any) -> None:
         """Take the addresses of what a commit works on: caches, scratch and block tables stay where they are."""
@@ -79,10 +80,10 @@ class Steps:
 
     def prepared(self, input_batch: Any, attn_metadata: dict[str, Any], *, for_capture: bool) -> None:
         """Note which rows the coming forward pass verifies."""
-        self._pending = None
+        self.pending = None
         verified = attn_metadata[self.layers[0].prefix].spec_sequence_masks
         if verified is not None and not for_capture:
-            self._pending = input_batch, verified
+            self.pending = input_batch, verified
 
     def commit(self, idx_mapping: torch.Tensor, computed: torch.Tensor, path: torch.Tensor | None = None) -> None:
         """Fold what the step's rows have gained into their states, and forget the rest.
@@ -92,9 +93,9 @@ class Steps:
             computed: tokens that hold, after the step, by request slot [S].
             path: as in ``state_commit.plan.Step``.
         """
-        if self._pending is None:
+        if self.pending is None:
             return
-        (batch, verified), self._pending = self._pending, None
+        (batch, verified), self.pending = self.pending, None
         step = Step(
             idx_mapping=idx_mapping,
             verified=verified,

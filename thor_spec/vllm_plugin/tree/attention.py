@@ -52,13 +52,14 @@ class _OnGPU:
         keys, values = split(kv_cache)
         rows = len(attn_metadata.seq_lens)
         heads, kv_heads = query.shape[1], keys.shape[2]
+        width = min(topology.width, attn_metadata.max_query_len)
         tiles = Tiles.choose(
-            width=topology.width, group=heads // kv_heads, requests=rows, kv_heads=kv_heads,
+            width=width, group=heads // kv_heads, requests=rows, kv_heads=kv_heads,
             max_slots=self.max_slots, sms=processors(query.device),
         )  # fmt: skip
         tree_attention(
             query, keys, values, attn_metadata.block_table, topology.lengths[:rows], topology.paths.masks,
-            attn_metadata.query_start_loc, scale=self.scale, tiles=tiles, width=topology.width, out=output,  # type: ignore[attr-defined]
+            attn_metadata.query_start_loc, scale=self.scale, tiles=tiles, width=width, out=output,  # type: ignore[attr-defined]
         )  # fmt: skip
         return output
 

@@ -57,7 +57,7 @@ def _watched(llm: Any, job: Mapping[str, Any], fault: str, *, rows: int) -> dict
     intact = faults.Intact(runner)
     if fault:
         faults.plant(fault, runner)
-    watch = Watch(runner, seed=job["seed"])
+    watch = Watch(runner, seed=job["seed"], every=1 if fault else 8)
     try:
         steps = _play(llm, watch, job, rows=rows)
     finally:

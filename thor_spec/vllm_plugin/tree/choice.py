@@ -14,6 +14,17 @@ def shape(vllm_config: Any) -> TreeShape | None:
     return found if vllm_config.speculative_config is not None else None
 
 
+def deep(vllm_config: Any) -> int:
+    """Return how many of the drafter's positions the engine's trees use."""
+    found = shape(vllm_config)
+    return found.deep(positions(vllm_config)) if found is not None else positions(vllm_config)
+
+
+def rows_of_graphs(manager: Any) -> list[int]:
+    """Return the numbers of requests that full graphs were captured for."""
+    return [desc.num_reqs for desc in manager.graphs if desc.num_reqs]
+
+
 def positions(vllm_config: Any) -> int:
     """Return how many positions the drafter drafts in a pass."""
     block = getattr(vllm_config.speculative_config.draft_model_config.hf_config, "block_size", None)
@@ -34,7 +45,6 @@ def require(vllm_config: Any, found: TreeShape) -> None:
     found.deep(positions(vllm_config))
     options = PluginOptions.parse(vllm_config.additional_config)
     refused = {
-        f"--accept {options.accept}: relaxed rules know chains only": options.accept != "exact",
         "--state snapshot: a tree is committed from one state and its record": options.state == "snapshot",
         f"draft_sample_method {speculation.draft_sample_method}: trees take the likeliest tokens": (
             speculation.draft_sample_method == "probabilistic"
@@ -47,6 +57,9 @@ def require(vllm_config: Any, found: TreeShape) -> None:
             getattr(speculation, "num_speculative_tokens_per_batch_size", None)
         ),
         "a watermark": getattr(vllm_config, "watermark_config", None) is not None,
+        "--tree auto on several devices, which would have to agree on every step": (
+            found.auto and getattr(parallel, "tensor_parallel_size", 1) > 1
+        ),
         "LoRA": vllm_config.lora_config is not None,
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "data parallelism": parallel.data_parallel_size > 1,

@@ -1,6 +1,7 @@
 """Violations of the invariants, to be planted: a gate that does not see them says nothing."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def _first(runner: Any, change: Callable[[Any, Any], None]) -> None:
 
 
 def _share_rows(layer: Any, rows: torch.Tensor) -> None:
-    for row in rows.tolist():
+    for row in rows.tolist() if layer.topology is not None else ():
         parents = layer.topology.row_parents[row].tolist()
         for node, parent in enumerate(parents):
             if parent >= 0 and parent in parents[:node]:
@@ -70,8 +71,31 @@ def _no_root_update(layer: Any, rows: torch.Tensor) -> None:
     layer.scratch.record.u[rows, 0] = 0
 
 
+def _nudge_chains(layer: Any, rows: torch.Tensor) -> None:
+    """Have chains come out with other last bits than by the code that knows no trees."""
+    if layer.topology is None:
+        return
+    parents, u = layer.topology.row_parents[rows], layer.scratch.record.u
+    is_chain = ((parents < 0) | (parents == _a_chain(parents))).all(1)  # padding has no parent
+    u[rows[is_chain]] = torch.nextafter(u[rows[is_chain]], u.new_tensor(torch.inf))
+
+
 def _write_state(layer: Any, _: torch.Tensor) -> None:
     layer.state[layer.state.abs().flatten(1).sum(1) > 0] *= 1.0001
+
+
+def _leak(runner: Any) -> None:
+    """Have every node's output depend on the inputs of all."""
+    for layer in _layers(runner):
+        own = type(layer.scratch)
+
+        def verify(self: Any, at: Any, x: Any, b: Any, a: Any, out: Any, on: Any, own: Any = own) -> None:
+            own.verify(self, at, x, b, a, out, on)
+            starts = on.spec_query_start_loc[: on.num_spec_decodes + 1].tolist()
+            for start, end in pairwise(starts):
+                out[start:end] += 0.1 * x[start:end].float().mean().to(out.dtype)
+
+        layer.scratch.__class__ = type("Faulty", (type(layer.scratch),), {"verify": verify})
 
 
 def _flat(_: Any) -> None:
@@ -138,7 +162,7 @@ def _swallowed(runner: Any) -> None:
 
 def _old_features(runner: Any) -> None:
     topology = runner.model_state.topology
-    topology.of_path = lambda _, tokens: torch.arange(tokens, device=topology.device)
+    topology.of_path = lambda batch: torch.arange(batch.num_tokens, device=topology.device)
 
 
 FAULTS: dict[str, Callable[[Any], None]] = {
@@ -147,11 +171,13 @@ FAULTS: dict[str, Callable[[Any], None]] = {
     "the convolution takes nodes in a line": _flat,
     "positions are one too far": _late_positions,
     "verification writes the state": lambda runner: _first(runner, _write_state),
+    "branches see each other": _leak,
     "one layer is committed": _one_layer,
     "the first nodes are committed": _linear,
     "keys and values stay where they are": _no_compaction,
     "padding is accepted": _padding,
     "a failed commit is swallowed": _swallowed,
     "the drafter is fed in a line": _old_features,
+    "a chain comes out otherwise": lambda runner: _first(runner, _nudge_chains),
 }
 """What to plant; ``gates.tree`` says which invariant must see it."""

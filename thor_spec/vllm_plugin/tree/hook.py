@@ -21,6 +21,10 @@ def install() -> None:
                 choice.require(vllm_config, shape)
                 from thor_spec.vllm_plugin.tree.speculator import TreeSpeculator
 
+                if shape.auto:
+                    from thor_spec.vllm_plugin.tree import runner
+
+                    runner.install()
                 return TreeSpeculator(vllm_config, device, shape)
         return stock(vllm_config, device, req_states)
 

@@ -10,46 +10,26 @@ from typing import Any
 
 import torch
 
+from thor_spec.kernels.tree_walk import kernel, reference
+from thor_spec.kernels.tree_walk.reference import Trees, Walked
 from thor_spec.vllm_plugin import compat, counters
 from thor_spec.vllm_plugin.acceptance import RelaxedRejectionSampler
-from thor_spec.vllm_plugin.tree.topology import Topology
+from thor_spec.vllm_plugin.tree.steps import TreeSteps
 
 _gumbel_sample: Any = compat.GUMBEL_SAMPLE.resolve()
-
-
-def walk(
-    parents: torch.Tensor, depths: torch.Tensor, tokens: torch.Tensor, choices: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each request's accepted nodes, root first and then any [R, N + 1], and their number [R].
-
-    Args:
-        parents: [R, N + 1]; -1 for the root, and for nodes that are none.
-        depths: [R, N + 1].
-        tokens: of the nodes [R, N + 1]; -1: not to be accepted.
-        choices: the target's next token at each node [R, N + 1].
-    """
-    width = parents.shape[1]
-    node = torch.arange(width, device=parents.device)
-    hop = parents.clamp(min=0).long()
-    reached = (parents >= 0) & (tokens >= 0) & (tokens == choices.gather(1, hop))
-    reached[:, 0] = True
-    for _ in range((width - 1).bit_length()):  # a node is reached if its whole path is
-        reached = reached & reached.gather(1, hop)
-        hop = hop.gather(1, hop)
-    # Children of a node carry different tokens, so that what is reached is one path: one node of each depth.
-    path = node.repeat(len(parents), 1)
-    path = torch.cat([path, path[:, :1]], dim=1)
-    path.scatter_(1, torch.where(reached, depths, width).long(), node.expand_as(reached))
-    return path[:, :width], reached.sum(1)
 
 
 class TreeRejectionSampler(RelaxedRejectionSampler):
     """vLLM's rejection sampler with the walk in the place of its acceptance. Any batch, trees and chains mixed."""
 
-    def __init__(self, *args: Any, topology: Topology, trees: counters.Writer, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, trees: TreeSteps, tally: counters.Writer, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._topology = topology
-        self._trees = trees
+        topology = trees.topology
+        self._topology, self._clock, self._counted = topology, trees.clock, tally
+        self._walked = Trees(
+            parents=topology.parents, depths=topology.depths, path=topology.path, accepted=topology.accepted,
+            counts=tally.counts,
+        )  # fmt: skip
         self._in_order = torch.zeros(0, dtype=torch.int64)
 
     def _verify(
@@ -66,6 +46,7 @@ class TreeRejectionSampler(RelaxedRejectionSampler):
         seq_lens_upper_bound_np: Any,
         verify_draft_sampled: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self._clock.mark("verified")
         self._expect_corruption(verify_draft_sampled, cu_num_logits, idx_mapping_np)
         processed = self.sampler.apply_sampling_params(
             logits, expanded_idx_mapping, idx_mapping, idx_mapping_np, pos, draft_sampled, expanded_local_pos,
@@ -77,31 +58,54 @@ class TreeRejectionSampler(RelaxedRejectionSampler):
             processed, expanded_idx_mapping, states.temperature.gpu, states.seeds.gpu, pos - expanded_local_pos + depth,
             apply_temperature=False, is_drafting=False, use_fp64=self.sampler.use_fp64_gumbel,
         )  # fmt: skip
-        slots, starts = idx_mapping.long(), cu_num_logits.long()
-        node = torch.arange(topology.width, device=logits.device)
-        inside = node < starts.diff()[:, None]
-        at = torch.where(inside, starts[:-1, None] + node, 0)
-        tokens = torch.where(inside, verify_draft_sampled[at].long(), -1)
-        chosen = choices[at].long()
-        path, accepted = walk(topology.parents[slots], topology.depths[slots], tokens, chosen)
-        topology.path[slots] = path.to(torch.int32)
-        topology.accepted[slots] = accepted.to(torch.int32)
-        self._tally(inside, topology.depths[slots], accepted)
-        of_path = starts[:-1, None] + path
-        rows = torch.arange(len(logits), device=logits.device)
-        moved = of_path[_request_of(starts, rows), expanded_local_pos.long()]
-        is_accepted = expanded_local_pos < accepted[_request_of(starts, rows)]
-        self._in_order = torch.where(is_accepted, moved, rows)
-        sampled = torch.where(node < accepted[:, None], chosen.gather(1, path), 0)
-        return processed, sampled, accepted.to(torch.int32)
+        likely = None
+        if is_relaxed := bool(self._rules.relaxed[idx_mapping_np].any()):
+            likely = self._likely(processed, verify_draft_sampled, cu_num_logits, idx_mapping.long())
+        step = kernel if processed.is_cuda else reference
+        found = step.tree_walk(self._walked, verify_draft_sampled, choices, cu_num_logits, idx_mapping, likely)
+        if is_relaxed:
+            self._settle(found, choices, cu_num_logits, idx_mapping.long())
+        self._counted.publish()
+        self._in_order = found.order
+        self._clock.mark("walked")
+        return processed, found.tokens, found.counts
 
-    def _tally(self, inside: torch.Tensor, depths: torch.Tensor, accepted: torch.Tensor) -> None:
-        """Count the rows that have drafts."""
-        nodes = inside.sum(1) - 1
-        found = torch.stack([nodes, torch.where(inside, depths, 0).amax(1).long(), accepted - 1])
-        places = found + torch.arange(len(found), device=found.device)[:, None] * inside.shape[1]
-        self._trees.counts.view(-1).scatter_add_(0, places.flatten(), (nodes > 0).long().repeat(len(found)))
-        self._trees.publish()
+    def _likely(
+        self, processed: torch.Tensor, drafts: torch.Tensor, starts: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
+        """Return p(token) of each node at its parent, where that reaches the request's threshold; else 0 [R, N + 1]."""
+        eps, delta, _ = (numbers[slots] for numbers in self._rules.on_device())
+        parents = self._walked.parents[slots]
+        at = (
+            (starts[:-1, None] + torch.arange(parents.shape[1], device=starts.device)).clamp(max=len(drafts) - 1).long()
+        )
+        row = at.gather(1, parents.clamp(min=0).long())
+        log_p = processed.float().log_softmax(-1)
+        entropy = -torch.nansum(log_p.exp() * log_p, dim=-1)
+        p = log_p[row, drafts[at].long().clamp(min=0)].exp()
+        threshold = torch.minimum(eps[:, None], delta[:, None] * torch.exp(-entropy[row]))
+        return torch.where((p >= threshold) & (threshold > 0), p, 0.0)
+
+    def _settle(self, found: Walked, choices: torch.Tensor, starts: torch.Tensor, slots: torch.Tensor) -> None:
+        """Count what became of drafts, by rule and depth, as ``kernels.relax`` does for chains."""
+        trees, width = self._walked, found.tokens.shape[1]
+        node = torch.arange(width, device=starts.device)
+        parents, path = trees.parents[slots].long(), trees.path[slots].long()
+        depths = torch.where(node < starts.diff()[:, None], trees.depths[slots], 0)
+        last, place = trees.accepted[slots][:, None].long() - 1, node[:-1]
+        own = choices[(starts[:-1, None] + path).clamp(max=len(choices) - 1).long()]
+        goes_on = torch.zeros_like(depths).scatter_reduce(1, parents.clamp(min=0), depths, "amax") > depths
+        stopped = goes_on.gather(1, path.gather(1, last))
+        differs = (own != found.tokens)[:, :-1]
+        judged = (
+            place < depths.amax(1, keepdim=True),
+            place < last,
+            differs & (place < last),
+            (place == last) & stopped,
+        )
+        kinds = self._rules.on_device()[2][slots].long()
+        self._count.counts.index_add_(0, kinds, torch.stack(judged, dim=1).long())
+        self._count.publish()
 
     def _get_logprobs_tensors(
         self, sampled: torch.Tensor, num_sampled: torch.Tensor, logits: torch.Tensor, *args: Any
@@ -109,7 +113,3 @@ class TreeRejectionSampler(RelaxedRejectionSampler):
         if args[-1] != compat.NO_LOGPROBS.resolve():
             logits = logits[self._in_order]
         return super()._get_logprobs_tensors(sampled, num_sampled, logits, *args)
-
-
-def _request_of(starts: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    return torch.searchsorted(starts[1:], rows, right=True).clamp(max=len(starts) - 2)

@@ -4,6 +4,7 @@ Shapes: R rows of the batch, S request slots, K draft positions, N drafted nodes
 """
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,11 +38,13 @@ class TreeSpeculator(_DFlash):
             parents, depths, ranks = (torch.tensor(x, device=device) for x in shape.layout())
             self._fixed = parents.to(torch.int32), depths.to(torch.int32), ranks
         self._topology: Topology | None = None
+        self._trees: Any = None
 
     def set_attn(self, model_state: Any, *args: Any) -> None:
         """Find the topology, which the model state has made."""
         super().set_attn(model_state, *args)
         self._topology = model_state.topology
+        self._trees = model_state.trees
 
     def _num_graph_context_tokens(self, num_reqs: int) -> int:
         return min(num_reqs * (self.shape.nodes + 1), int(self.max_num_tokens))
@@ -69,7 +72,8 @@ class TreeSpeculator(_DFlash):
         """Return the nodes of each row's next tree [R, N]."""
         topology = self._topology
         if topology is not None and not dummy_run:
-            order = topology.of_path(input_batch.idx_mapping, input_batch.num_tokens)
+            self._trees.clock.mark("draft")
+            order = topology.of_path(input_batch)
             last_hidden_states = last_hidden_states[order]
             if aux_hidden_states:
                 aux_hidden_states = [hidden[order] for hidden in aux_hidden_states]
@@ -79,14 +83,32 @@ class TreeSpeculator(_DFlash):
         )  # fmt: skip
         if topology is None or dummy_run:
             return drafts.new_zeros(len(drafts), self.shape.nodes)
+        clock, budget = self._trees.clock, self._trees.budget
+        clock.mark("drafted")
         slots = input_batch.idx_mapping[: input_batch.num_reqs].long()
         trees = self._build(len(drafts), topology.requests_for_chains()[slots])
+        if budget is not None:
+            straight = budget.draft()
+            budget.tell(trees, self._kept(self._scores, len(drafts)), args[0], topology.accepted, slots)
+            trees = self._straight(trees, topology) if straight else trees
         topology.drafted(slots, trees)
+        clock.mark("built")
         return trees.tokens
 
+    def _kept(self, what: torch.Tensor, rows: int) -> torch.Tensor:
+        return what[: rows * self._deep].view(rows, self._deep, self._width)
+
+    def _straight(self, trees: Trees, topology: Topology) -> Trees:
+        """Return chains of as many nodes: the likeliest token of each position, and then padding."""
+        rows, deep = len(trees.tokens), self._deep
+        tokens, depths = trees.tokens.clone(), topology.depths_of_chains[:rows].clone()
+        tokens[:, :deep] = self._kept(self._candidates, rows)[:, :, 0]
+        parents = topology.chain[:rows].clone()
+        parents[:, deep + 1 :], depths[:, deep + 1 :] = -1, 0
+        return replace(trees, tokens=tokens, parents=parents, depths=depths)
+
     def _build(self, rows: int, chains: torch.Tensor) -> Trees:
-        scores = self._scores[: rows * self._deep].view(rows, self._deep, self._width)
-        candidates = self._candidates[: rows * self._deep].view(rows, self._deep, self._width)
+        scores, candidates = self._kept(self._scores, rows), self._kept(self._candidates, rows)
         build = kernel.build_trees if scores.is_cuda else reference.build_trees
         trees = build(scores, candidates, chains, nodes=self.shape.nodes)
         if not self.shape.widths:
@@ -94,7 +116,8 @@ class TreeSpeculator(_DFlash):
         parents, depths, ranks = self._fixed
         tokens = candidates[:, depths[1:].long() - 1, ranks[1:]]
         one = chains[:, None]
-        return Trees(
+        return replace(
+            trees,
             tokens=torch.where(one, trees.tokens, tokens),
             parents=torch.where(one, trees.parents, parents),
             depths=torch.where(one, trees.depths, depths),

@@ -3,6 +3,7 @@
 Shapes: R rows of the batch, S request slots, T scheduled tokens.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import torch
 
 from thor_spec.ddtree.shape import TreeShape
 from thor_spec.kernels.kv_compact import kernel, reference
-from thor_spec.vllm_plugin import compat
+from thor_spec.vllm_plugin import compat, counters
 from thor_spec.vllm_plugin.options import TREE_KEY
 from thor_spec.vllm_plugin.tree import attention, choice
+from thor_spec.vllm_plugin.tree.budget import Budget
+from thor_spec.vllm_plugin.tree.clock import Clock
 from thor_spec.vllm_plugin.tree.topology import Topology
 
 
@@ -21,7 +24,7 @@ class TreeSteps:
 
     def __init__(self, vllm_config: Any, model: Any, shape: TreeShape, rows: int, device: torch.device) -> None:
         choice.require(vllm_config, shape)
-        tokens = vllm_config.scheduler_config.max_num_batched_tokens
+        tokens, parallel = vllm_config.scheduler_config.max_num_batched_tokens, vllm_config.parallel_config
         self.topology = Topology(shape, rows, tokens, device)
         kind = compat.ATTENTION_LAYER.resolve()
         self.layers = {layer.layer_name: layer for layer in model.modules() if isinstance(layer, kind)}
@@ -29,6 +32,11 @@ class TreeSteps:
         for layer in model.modules():
             if hasattr(layer, "scratch"):
                 layer.topology = self.topology
+        self.budget = Budget(shape, choice.deep(vllm_config), device, parallel) if shape.auto else None
+        phases = counters.HostWriter.open((len(counters.PHASES_OF_TREES) + 1,), counters.PHASES, parallel)
+        self.clock = Clock(device, phases, self.budget.heard if self.budget is not None else lambda *_: None)
+        self.timing: Callable[[], None] | None = None
+        """Called at the start of passes that are timed at start-up, over trees that look like real ones."""
         self.buffers: list[tuple[int, Any]] = []
         self.step: tuple[Any, torch.Tensor] | None = None
 
@@ -54,10 +62,13 @@ class TreeSteps:
         )
         self.topology.add(slot, chain=needs_chain)
 
-    def prepare(self, batch: Any, slot_mappings: torch.Tensor, *, for_capture: bool) -> None:
+    def prepare(self, batch: Any, block_tables: Any, slot_mappings: torch.Tensor, *, for_capture: bool) -> None:
         """Lay out the coming pass."""
+        if self.timing is not None:
+            for table in block_tables:  # block 0 is nobody's, and its rows would be left out
+                table[: batch.num_reqs].clamp_(min=1)
         if for_capture:
-            self.topology.forget()
+            self.topology.forget(batch if self.timing is not None else None)
             self.step = None
             return
         prompts = batch.is_prefilling_np
@@ -70,6 +81,10 @@ class TreeSteps:
 
     def positions(self, batch: Any, given: dict[str, Any]) -> dict[str, Any]:
         """Return the model's inputs with positions of a node's depth; they stay at one address, which graphs read."""
+        if self.timing is not None:
+            self.timing()
+        elif self.step is not None:
+            self.clock.begin(self.budget.label if self.budget is not None else None)
         tokens = batch.num_tokens_after_padding
         offsets = self.topology.offsets[:tokens]
         if (of_model := given.get("positions")) is not None:  # several per token (M-RoPE), in a buffer of their own

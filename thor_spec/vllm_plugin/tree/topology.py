@@ -12,6 +12,8 @@ from thor_spec.ddtree.shape import TreeShape
 from thor_spec.kernels.tree_build.reference import Trees
 from thor_spec.kernels.tree_paths import kernel as tree_paths
 from thor_spec.kernels.tree_paths.reference import TreePaths, allocate
+from thor_spec.kernels.tree_rows import kernel, reference
+from thor_spec.kernels.tree_rows.reference import Rows
 
 
 class Topology:
@@ -33,7 +35,7 @@ class Topology:
         self.chains = torch.zeros(slots, dtype=torch.bool, device=device)
         """Requests that draft chains [S]."""
         # By row of the batch.
-        self.chain, self._identity = chain, self.depths.clone()
+        self.chain, self.depths_of_chains = chain, self.depths.clone()
         self.row_parents = chain.clone()
         self.paths: TreePaths = allocate(slots, self.width, device)
         self.lengths = torch.zeros(slots, dtype=torch.int32, device=device)
@@ -43,8 +45,11 @@ class Topology:
         self.positions = torch.zeros(tokens, dtype=torch.int64, device=device)
         self.pure = True
         """Whether every row of the step is verified."""
-        self._row, self._local = torch.zeros(0), torch.zeros(0)
-        self._starts = torch.zeros(0)
+        self._rows = Rows(
+            row_parents=self.row_parents, lengths=self.lengths, offsets=self.offsets, path=self.path,
+            accepted=self.accepted,
+        )  # fmt: skip
+        self._tokens = torch.arange(tokens, device=device)
         self._is_stale = False
 
     def add(self, slot: int, *, chain: bool) -> None:
@@ -73,41 +78,30 @@ class Topology:
         Args:
             verified: whether a row's tokens are a root and its drafts [R], bool.
         """
-        rows, tokens = batch.num_reqs, batch.num_tokens
-        slots = batch.idx_mapping[:rows].long()
-        is_verified = _to(torch.from_numpy(verified), self.device)
+        rows, starts = batch.num_reqs, batch.query_start_loc
         self.pure = bool(verified.all())
-        starts = batch.query_start_loc
-        self.path.copy_(self._identity)
-        self.accepted.zero_()
-        self.row_parents[:rows] = torch.where(is_verified[:, None], self.parents[slots], self.chain[:rows])
-        self.row_parents[rows:] = self.chain[rows:]
+        is_verified = _to(torch.from_numpy(verified), self.device)
+        lay = kernel.lay_rows if is_verified.is_cuda else reference.lay_rows
+        lay(self._rows, self.parents, self.depths, batch.idx_mapping[:rows], is_verified, starts, batch.seq_lens)
         lay_out(self.row_parents[:rows], starts[: rows + 1], self.paths)
-        self.lengths.zero_()
-        self.lengths[:rows] = torch.where(is_verified, batch.seq_lens[:rows], 0)
-        at = torch.arange(tokens, device=self.device)
-        row = torch.searchsorted(starts[1 : rows + 1].long(), at, right=True, out_int32=False).clamp(max=rows - 1)
-        local = at - starts[row].long()
-        inside = is_verified[row] & (local < self.width)
-        depth = self.depths[slots[row], local.clamp(max=self.width - 1)]
-        self.offsets.zero_()
-        self.offsets[:tokens] = torch.where(inside, depth - local, 0)
-        self._row, self._local, self._starts = row, local, starts
 
-    def forget(self) -> None:
-        """Lay out a step of nobody: captures and dummy runs."""
+    def forget(self, timed: Any = None) -> None:
+        """Lay out a step of nobody: captures and dummy runs; of chains, for a batch whose pass is ``timed``."""
         self.pure = True
         self.row_parents.copy_(self.chain)
         self.lengths.zero_()
         self.offsets.zero_()
+        if timed is not None:
+            rows = timed.num_reqs
+            lay_out(self.row_parents[:rows], timed.query_start_loc[: rows + 1], self.paths)
+            self.lengths[:rows] = timed.seq_lens[:rows]
 
-    def of_path(self, slots: torch.Tensor, tokens: int) -> torch.Tensor:
+    def of_path(self, batch: Any) -> torch.Tensor:
         """Return, for each token of a step, the one whose outputs belong in its place [T]: paths come to the front."""
-        slot = slots[self._row].long()
-        local = self._local.clamp(max=self.width - 1)
-        moved = self._starts[self._row].long() + self.path[slot, local]
-        at = torch.arange(tokens, device=self.device)
-        return torch.where(self._local < self.accepted[slot], moved, at)
+        order = self._tokens[: batch.num_tokens].clone()
+        write = kernel.path_order if order.is_cuda else reference.path_order
+        write(order, self.path, self.accepted, batch.idx_mapping[: batch.num_reqs], batch.query_start_loc)
+        return order
 
 
 def lay_out(parents: torch.Tensor, starts: torch.Tensor, out: TreePaths) -> None:

@@ -7,12 +7,13 @@
 | I3 | verification writes no state and no window of any request |
 | I4 | another input at a node changes it and its descendants, and no byte of another node |
 | I5 | after the commit state, window, keys, values and drafter features are those of the accepted path, in all layers |
-| I6 | trees of width 1 are chains (by ``tests/tree`` and the gate, which run both) |
+| I6 | of a tree of width 1, outputs, record, committed state and window have the bits of the code that knows no trees |
 
 The engine must run eagerly: what a graph replays cannot be looked at in between.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -44,6 +45,8 @@ class Watch:
         self._layers = [layer for layer in runner.model.modules() if getattr(layer, "scratch", None) is not None]
         self._given: dict[str, tuple[torch.Tensor, ...]] = {}
         self._rows: list[_Row] = []
+        self._linear: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._is_looking = False
         self._tap()
 
     @property
@@ -82,9 +85,11 @@ class Watch:
             self._positions(found["positions"])
             return found
 
-        def committed(*args: Any) -> None:  # comes first after the pass and the walk
+        def committed(slots: Any, computed: Any, *path: Any) -> None:  # comes first after the pass and the walk
             self._after_forward()
-            commit(*args)
+            if self._is_looking:
+                self._commit_in_a_line(lambda: commit(slots, computed, None))
+            commit(slots, computed, *path)
 
         def post(slots: Any, num_sampled: Any, computed: Any = None) -> None:
             postprocess(slots, num_sampled, computed)
@@ -161,9 +166,11 @@ class Watch:
             self._hold("I3", same, f"{layer.prefix}: verification wrote a state or a window")
             self._records(layer)
             self._paths(layer)
+        self._is_looking = False
         if self.checked["I3"] // len(self._layers) % self._every == 0:
             for layer in self._layers:
                 self._branches(layer)
+                self._width_1(layer)
         self._kept = [
             (attention.split(self._trees.layers[name].kv_cache), group)
             for group, names in self._groups()
@@ -236,6 +243,61 @@ class Watch:
         stock(layer.scratch, layer, x, b, a, again, on)
         self._hold("I4", torch.equal(again, out), f"{layer.prefix}: verification is not repeatable")
 
+    @property
+    def _chains(self) -> list[tuple[int, "_Row"]]:
+        return [(i, own) for i, own in enumerate(self._rows) if own.is_chain and own.run > 1]
+
+    def _width_1(self, layer: Any) -> None:
+        """Verify once more, by the code that knows no trees: chains must not have noticed the difference."""
+        if not (chains := self._chains):
+            return
+        x, b, a, out, on = self._given[layer.prefix]
+        scratch, again = layer.scratch, torch.empty_like(out)
+        starts = on.spec_query_start_loc.tolist()
+
+        def kept() -> list[torch.Tensor]:
+            record = scratch.record
+            return [t.clone() for t in (record.k, record.k_scale, record.u, record.log_decay, scratch.inputs)]
+
+        ours, topology = kept(), layer.topology
+        layer.topology = None
+        try:
+            type(scratch).verify(scratch, layer, x, b, a, again, on)
+            theirs = kept()
+        finally:
+            layer.topology = topology
+        type(scratch).verify(scratch, layer, x, b, a, torch.empty_like(out), on)  # the record of trees
+        for i, own in chains:
+            rows = slice(starts[i], starts[i] + own.run)
+            same = torch.equal(out[rows], again[rows])
+            self._hold("I6", same, f"{layer.prefix}: outputs of a chain of {own.run} are not those without trees")
+            same = all(
+                torch.equal(t[own.row, : own.run], s[own.row, : own.run]) for t, s in zip(ours, theirs, strict=True)
+            )
+            self._hold("I6", same, f"{layer.prefix}: the record of a chain of {own.run} is not that without trees")
+        self._is_looking = True
+
+    def _commit_in_a_line(self, commit: Callable[[], None]) -> None:
+        """Commit by counts alone, keep what came out, and take it back."""
+        pending = self._state.steps.pending
+        commit()
+        for layer in self._layers:
+            slots, states, windows = self._owned[layer.prefix]
+            mine = self._canonical[layer.prefix]
+            self._linear[layer.prefix] = layer.state[mine].clone(), layer.window[mine].clone()
+            layer.state[slots], layer.window[slots] = states, windows
+        self._state.steps.pending = pending
+
+    def _check_chains(self) -> None:
+        for i, own in self._chains if self._is_looking else ():
+            run = list(range(len(own.accepted)))
+            self._hold("I6", own.accepted == run, f"of a chain, {own.accepted} were accepted")
+            for layer in self._layers:
+                state, window = self._linear[layer.prefix]
+                slot = self._canonical[layer.prefix][i]
+                same = torch.equal(layer.state[slot], state[i]) and torch.equal(layer.window[slot], window[i])
+                self._hold("I6", same, f"{layer.prefix}: a chain's commit is not that without trees")
+
     # After the commit.
     def _after_commit(self) -> None:
         if not self._rows or not self._given:
@@ -262,6 +324,7 @@ class Watch:
                 joined = torch.cat([old, x[[starts[i] + n for n in own.accepted]].to(old.dtype)])
                 same = torch.equal(layer.window[slot].T, joined[len(joined) - len(old) :])
                 self._hold("I5", same, f"{layer.prefix}: the window is not that of the path")
+        self._check_chains()
         entries = iter(self._entries)
         for halves, group in self._kept:
             for own in self._rows:
@@ -308,6 +371,11 @@ class _Row:
     @property
     def is_chain(self) -> bool:
         return all(parent == node - 1 for node, parent in enumerate(self.parents) if parent >= 0)
+
+    @property
+    def run(self) -> int:
+        """Nodes of a chain; what follows is padding."""
+        return next((node for node in range(1, self.count) if self.parents[node] < 0), self.count)
 
     def leaves(self) -> list[list[int]]:
         inner = set(self.parents)

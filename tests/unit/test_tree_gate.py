@@ -1,0 +1,52 @@
+"""The verdict of ``verify tree``: green only where everything was looked at, and every planted fault seen."""
+
+from typing import Any
+
+import pytest
+
+from thor_spec.gates.tree import FAULTS, INVARIANTS, verdict
+
+
+def clean() -> dict[str, Any]:
+    return {
+        "checked": dict.fromkeys(INVARIANTS, 5), "violated": {}, "told": [], "layers": 3,
+        "rows": {"tree": 9, "chain": 4, "accepted": 3},
+    }  # fmt: skip
+
+
+def planted() -> dict[str, Any]:
+    return {fault: {"violated": {name: 1}} for fault, name in FAULTS.items()}
+
+
+def test_every_invariant_has_a_fault() -> None:
+    assert set(FAULTS.values()) == set(INVARIANTS) == {"I1", "I2", "I3", "I4", "I5", "I6"}
+
+
+def test_green() -> None:
+    found = verdict({"": clean(), **planted()})
+    assert found.passed
+    assert "I6 0/5" in found.summary
+    assert f"{len(FAULTS)} of {len(FAULTS)} planted faults seen" in found.summary
+
+
+@pytest.mark.parametrize("name", INVARIANTS)
+def test_red_where_something_was_not_looked_at_or_violated(name: str) -> None:
+    unseen, violated = clean(), clean()
+    del unseen["checked"][name]
+    violated["violated"] = {name: 1}
+    assert not verdict({"": unseen}).passed
+    assert f"{name} was never looked at" in verdict({"": unseen}).findings
+    assert not verdict({"": violated}).passed
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_red_where_a_fault_is_not_seen_by_its_own(fault: str) -> None:
+    found = {"": clean(), **planted(), fault: {"violated": {"I0": 7}}}
+    assert not verdict(found).passed
+    assert any(fault in finding for finding in verdict(found).findings)
+
+
+def test_red_without_branches() -> None:
+    found = clean()
+    found["rows"] = {"chain": 9, "accepted": 3}
+    assert not verdict({"": found}).passed
