@@ -12,20 +12,19 @@ first: a difference is a tie of two logits, or a fault, and ``thor-spec verify l
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import state as dimensions
+import qwen35
+from engine_process import run_again
 from record import write
+from state import steps as steps_of
 
 from thor_spec.ddtree.shape import TreeShape
-from thor_spec.vllm_plugin import interpreter
 from thor_spec.vllm_plugin.counters import PHASES_OF_TREES
 from thor_spec.vllm_plugin.options import NAME as PLUGIN
 
@@ -39,11 +38,12 @@ def main() -> None:
         print(json.dumps(measure(options, options.one)))
         return
     runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in options.arms}
-    for number in range(options.rounds):
-        for arm in options.arms if number % 2 == 0 else reversed(options.arms):
-            started = time.time()
-            runs[arm].append(in_a_process(arm))
-            print(f"{arm}: {time.time() - started:.0f} s", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(options.rounds):
+            for arm in options.arms if number % 2 == 0 else reversed(options.arms):
+                started = time.time()
+                runs[arm].append(run_again("--one", arm, what=arm, log=Path(folder) / "log"))
+                print(f"{arm}: {time.time() - started:.0f} s", file=sys.stderr, flush=True)
     settings = {name: value for name, value in vars(options).items() if name != "one"}
     result = {"settings": settings, "runs": runs, "summary": summary(options, runs)}
     print(write("tree", result, seeds={"sampling": 0}))
@@ -70,32 +70,6 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def in_a_process(arm: str) -> dict[str, Any]:
-    """Return what ``measure`` returns, from a process that takes its memory with it."""
-    from thor_spec.vllm_plugin.seam import has_gpu_build
-
-    variables = {
-        "VLLM_PLUGINS": PLUGIN,
-        "VLLM_USE_V2_MODEL_RUNNER": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-    }
-    if not has_gpu_build():
-        variables |= interpreter.environment(os.environ.get("PYTHONPATH", ""))
-    with tempfile.NamedTemporaryFile("w+", suffix=".log") as errors:
-        done = subprocess.run(
-            [sys.executable, __file__, *sys.argv[1:], "--one", arm],
-            cwd=ROOT, env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=errors, text=True, check=False,
-        )  # fmt: skip
-        errors.seek(0)
-        if done.returncode:
-            raise SystemExit(f"{arm} failed:\n{errors.read()[-6000:]}\n{done.stdout[-3000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 def engine(options: argparse.Namespace, arm: str, folder: Path) -> Any:
     from vllm import LLM
 
@@ -107,7 +81,7 @@ def engine(options: argparse.Namespace, arm: str, folder: Path) -> Any:
     kind, _, shape = arm.partition(":")
     tree = TreeShape.parse(shape) if kind == "tree" else None
     if options.dummy:
-        for name, config in (("target", dimensions.TARGET), ("drafter", dimensions.drafter(options))):
+        for name, config in (("target", qwen35.target()), ("drafter", qwen35.drafter(5, 8, None))):
             (folder / name).mkdir()
             (folder / name / "config.json").write_text(json.dumps(config))
         target, draft = str(folder / "target"), str(folder / "drafter")
@@ -158,7 +132,7 @@ def answer(llm: Any, asked: list[Any], temperature: float, tokens: int, batch: i
     """Send prompts, ``batch`` at once; return tokens per step and per second."""
     from vllm import SamplingParams
 
-    before, counted, seconds, out = dimensions.steps(llm), host_counts(llm), 0.0, []
+    before, counted, seconds, out = steps_of(llm), host_counts(llm), 0.0, []
     for first in range(0, len(asked), batch):
         params = [
             SamplingParams(
@@ -171,7 +145,7 @@ def answer(llm: Any, asked: list[Any], temperature: float, tokens: int, batch: i
         waited = [output.metrics.first_token_latency for output in outputs]
         seconds += time.perf_counter() - started - min(waited)
         out += [list(output.outputs[0].token_ids) for output in outputs]
-    steps = dimensions.steps(llm) - before
+    steps = steps_of(llm) - before
     since = {name: after - counted[name] for name, after in host_counts(llm).items()}
     count = sum(len(ids) - 1 for ids in out)  # the first token comes from the prompt
     return {
