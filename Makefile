@@ -14,10 +14,10 @@ help:
 serve: setup
 	@$(BIN)/thor-spec serve $(ARGS)
 
-# What starts processes, locks and engines shares a worker with its own file, and engines of one process with their group.
+# Tests that share engines or servers share a file, and a file a worker.
 test: lint
 	$(PYTEST) -n auto --dist worksteal tests/unit tests/plugin tests/kernels tests/train $(ARGS)
-	$(PYTEST) -n auto --dist loadgroup tests/state tests/tree $(ARGS)
+	$(PYTEST) -n auto --dist loadfile tests/state tests/tree $(ARGS)
 	$(PYTEST) -n auto --dist loadfile tests/guard tests/serve tests/e2e $(ARGS)
 
 setup:

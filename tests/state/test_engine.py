@@ -26,7 +26,6 @@ ALL = {"drafts": DRAFTS, "cache_bytes": 16 << 20, "longest_prompt": 150, "longes
 OFF = {"caching": False, "budget": 96, "seed": 1, "steps": 230, "longest_answer": 40}
 ON = {"caching": True, "budget": 288, "seed": 2, "steps": 290}
 Result = dict[str, Any]
-together = pytest.mark.xdist_group  # tests that share engines stay in one process
 
 
 def run(*cases: Result, timeout: float = 280) -> list[Result]:
@@ -62,7 +61,6 @@ def both(pair: tuple[Path, Path]) -> list[tuple[Result, Result]]:
     return [(found[0], found[1]), (found[2], found[3])]
 
 
-@together("snapshots")
 @pytest.mark.parametrize("what", ["tokens", "logprobs", "states"])
 def test_the_same_bits_as_vllms_snapshots(both: list[tuple[Result, Result]], what: str) -> None:
     for theirs, ours in both:
@@ -73,7 +71,6 @@ def test_the_same_bits_as_vllms_snapshots(both: list[tuple[Result, Result]], wha
         assert len(ours["states"]) > 5 * len(ours["tokens"])
 
 
-@together("snapshots")
 def test_schedules_had_everything(both: list[tuple[Result, Result]]) -> None:
     """What the equality above and the checks inside the runs were about."""
     runs = [ours for _, ours in both]
@@ -146,14 +143,12 @@ def alone(pair: tuple[Path, Path]) -> list[Result]:
     return run(one_token, *(case(pair, ON, options={}, watched=True, fault=fault) for fault in FAULTS))
 
 
-@together("alone")
 def test_prompts_of_one_token(alone: list[Result]) -> None:
     """vLLM pads them with placeholder drafts beside decodes, and its snapshots then keep the placeholders."""
     assert alone[0]["counts"]["requests"] > 12
     assert alone[0]["checked"]["states"] > 300
 
 
-@together("alone")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_seen(alone: list[Result], fault: str) -> None:
     assert alone[1 + FAULTS.index(fault)]["seen"]

@@ -25,7 +25,6 @@ from thor_spec.vllm_plugin import interpreter, seam
 
 pytestmark = [
     pytest.mark.skipif(seam.has_gpu_build(), reason="not run: benchmarks/tree.py is for GPUs"),
-    pytest.mark.xdist_group("trees"),  # one process runs all engines
     pytest.mark.timeout(1200),
 ]
 ROOT = Path(__file__).parent.parent.parent
