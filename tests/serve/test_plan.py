@@ -12,8 +12,8 @@ from tests.checkpoints import DRAFTER, HYBRID, MakeCheckpoint
 from thor_spec.config import resolve
 from thor_spec.dflash.drafter import require_window
 from thor_spec.errors import ConfigError, EngineStartError, PlatformError
+from thor_spec.serve import command, prefix_caching, preflight
 from thor_spec.serve import plan as planning
-from thor_spec.serve import prefix_caching, preflight
 from thor_spec.serve.checkpoint import open_checkpoint
 from thor_spec.serve.plan import Plan, make_plan
 from thor_spec.vllm_plugin import compat
@@ -421,7 +421,7 @@ def test_a_block_diffusion_model_is_served_by_its_settings(blocks: Path, gpu: bo
     assert PluginOptions.parse({"thor_spec": options}).denoising == plan.denoising
     assert plan.denoising is not None
     assert plan.denoising.described == "threshold=0.5 edit_threshold=0.4"
-    assert planning.FRONT_DOOR in plan.argv
+    assert command.FRONT_DOOR in plan.argv
     assert "--speculative-config" not in plan.argv
     assert not plan.may_call_tools
 

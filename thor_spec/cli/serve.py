@@ -328,7 +328,8 @@ def _speculation(ready: "Ready") -> str:
     lossy = "" if ready.accept == "exact" else f", accept {ready.accept} (lossy)"
     chains = f"K <= {ready.draft_tokens}, as many as pay" if ready.adaptive_drafts else f"K = {ready.draft_tokens}"
     drafts = f"tree {ready.tree}" if ready.tree else chains
-    return f"{ready.drafter}, {drafts}{lossy}" if ready.drafter else "none"
+    window = f", window {ready.drafter_window:,}" if ready.drafter_window else ""
+    return f"{ready.drafter}, {drafts}{window}{lossy}" if ready.drafter else "none"
 
 
 def _margin_text(ready: "Ready") -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from thor_spec.dflash.drafter import TargetShape
 from thor_spec.errors import ConfigError
+from thor_spec.vllm_plugin import compat
 
 _HEADER_LIMIT_BYTES = 100 << 20  # the safetensors format's own limit
 
@@ -42,6 +43,11 @@ class Checkpoint:
         """Return whether the model has Gated-DeltaNet layers, that is, recurrent state."""
         layers = self.text_config.get("layer_types") or ()
         return "linear_attention" in layers or "linear_num_value_heads" in self.text_config
+
+    @property
+    def is_diffusion(self) -> bool:
+        """Return whether the model denoises blocks."""
+        return self.architecture == compat.LLADA2
 
     @property
     def has_chat_template(self) -> bool:

@@ -118,6 +118,7 @@ class Engine:
             draft_tokens=plan.draft_tokens,
             adaptive_drafts=plan.resolved.config.adaptive_drafts,
             tree=plan.tree,
+            drafter_window=plan.resolved.config.drafter_window,
             accept=plan.acceptance.described,
             denoise=plan.denoising.described if plan.denoising else "",
             context=plan.context,

@@ -23,6 +23,8 @@ class Ready:
     """Whether fewer drafts are made, or none, where more do not pay."""
     tree: str
     """Shape of draft trees, as ``--tree`` takes it; empty: chains."""
+    drafter_window: int | None
+    """Tokens that the drafter looks back on; None: as many as its checkpoint says."""
     accept: str
     """Rule for drafts of requests that name none; any other than ``exact`` is lossy."""
     denoise: str
