@@ -14,11 +14,13 @@ help:
 serve: setup
 	@$(BIN)/thor-spec serve $(ARGS)
 
-# Tests that share engines or servers share a file, and a file a worker.
+# Tests that share engines or servers share a file, and a file a worker. What is served waits for the memory of the job
+# before, so that servers run one after another.
 test: lint
 	$(PYTEST) -n auto --dist worksteal tests/unit tests/plugin tests/kernels tests/train $(ARGS)
 	$(PYTEST) -n auto --dist loadfile tests/state tests/tree $(ARGS)
-	$(PYTEST) -n auto --dist loadfile tests/guard tests/serve tests/e2e $(ARGS)
+	$(PYTEST) -n auto --dist loadfile tests/guard tests/serve $(ARGS)
+	$(PYTEST) tests/e2e $(ARGS)
 
 setup:
 	@$(PYTHON) tools/setup.py
