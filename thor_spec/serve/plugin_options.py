@@ -27,7 +27,7 @@ def make(
     """Return the fields of ``PluginOptions`` that are not its defaults. Raises: ConfigError, for what cannot work."""
     relaxation = acceptance(config)
     if relaxation and drafter is None:
-        raise ConfigError(f"--{next(iter(relaxation)).replace('_', '-')} needs drafts. Name a drafter: --draft.")
+        raise _needs_drafts(_flag(relaxation))
     Acceptance().of_request(relaxation)  # checks it
     blocks = denoising(config)
     Denoising().of_request(blocks)  # likewise
@@ -70,11 +70,11 @@ def _state(
     given = _given(config, ("state", "gdn_kernel"))
     if not given:
         return {}
-    flag = f"--{next(iter(given)).replace('_', '-')}"
+    flag = _flag(given)
     if not target.is_hybrid:
         raise ConfigError(f"{flag} is about recurrent state, and {config.model} has none. Leave it out.")
     if drafter is None and not passthrough.mentions(passed, "--speculative-config"):
-        raise ConfigError(f"{flag} needs drafts. Name a drafter: --draft.")
+        raise _needs_drafts(flag)
     return given
 
 
@@ -82,9 +82,18 @@ def _drafter_window(config: ServeConfig, drafter: Checkpoint | None, draft_token
     if config.drafter_window is None:
         return {}
     if drafter is None:
-        raise ConfigError("--drafter-window needs drafts. Name a drafter: --draft.")
+        raise _needs_drafts("--drafter-window")
     require_window(config.drafter_window, draft_tokens, drafter.config)
     return {"drafter_window": config.drafter_window}
+
+
+def _needs_drafts(flag: str) -> ConfigError:
+    return ConfigError(f"{flag} needs drafts. Name a drafter: --draft.")
+
+
+def _flag(given: dict[str, Any]) -> str:
+    """Return the first of them as it is written on the command line."""
+    return f"--{next(iter(given)).replace('_', '-')}"
 
 
 def _given(config: ServeConfig, names: tuple[str, ...]) -> dict[str, Any]:

@@ -20,16 +20,14 @@ def choose(
     """Return the drafter and the drafts of a step; None and 0 without. Raises: ConfigError."""
     name = config.draft or nano.PAIRS.get(config.model) or shipped.drafter_of(config.model) or "none"
     if name == "none":
-        if config.draft_tokens is not None:
-            raise ConfigError(
-                f"--draft-tokens needs a drafter, and {config.model} has none of its own. Name it: --draft."
-            )
-        if config.adaptive_drafts:
-            raise ConfigError(
-                f"--adaptive-drafts needs a drafter, and {config.model} has none of its own. Name it: --draft."
-            )
-        if tree(config) is not None:  # says so itself, if drafting was switched off
-            raise ConfigError(f"--tree needs a drafter, and {config.model} has none of its own. Name it: --draft.")
+        asked = (
+            "--draft-tokens" if config.draft_tokens is not None
+            else "--adaptive-drafts" if config.adaptive_drafts
+            else "--tree" if tree(config) is not None  # says so itself, if drafting was switched off
+            else None
+        )  # fmt: skip
+        if asked:
+            raise ConfigError(f"{asked} needs a drafter, and {config.model} has none of its own. Name it: --draft.")
         return None, 0
     checkpoint = open_checkpoint(name, locate(name, note))
     drafter = Drafter.parse(name, checkpoint.config)

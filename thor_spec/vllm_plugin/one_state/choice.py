@@ -42,11 +42,7 @@ def obstacle(vllm_config: Any) -> str | None:
         f"{drafts} drafts: the kernels verify at most {MAX_NODES - 1}": drafts + 1 > MAX_NODES,
         "pipeline parallelism: a step's result comes after later steps were prepared": parallel.pipeline_parallel_size
         > 1,
-        "context parallelism": max(
-            getattr(parallel, "decode_context_parallel_size", 1), getattr(parallel, "prefill_context_parallel_size", 1)
-        )
-        > 1,
-        "micro-batches (DBO)": bool(getattr(parallel, "enable_dbo", False)),
+        **cut_batches(parallel),
         "a KV connector: it takes states during the forward pass, before they are committed": (
             vllm_config.kv_transfer_config is not None
         ),
@@ -54,6 +50,15 @@ def obstacle(vllm_config: Any) -> str | None:
         "this GPU: the layer is written for CUDA and the CPU": has_gpu_build() and torch.version.cuda is None,
     }
     return next((why for why, applies in found.items() if applies), None)
+
+
+def cut_batches(parallel: Any) -> dict[str, bool]:
+    """Return which ways of cutting a batch or its contexts apart are on; no step of ours knows any of them."""
+    sizes = (getattr(parallel, f"{phase}_context_parallel_size", 1) for phase in ("decode", "prefill"))
+    return {
+        "context parallelism": max(sizes) > 1,
+        "micro-batches (DBO)": bool(getattr(parallel, "enable_dbo", False)),
+    }
 
 
 def kernel(vllm_config: Any) -> Kernel:

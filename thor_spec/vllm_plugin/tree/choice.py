@@ -63,11 +63,7 @@ def require(vllm_config: Any, found: TreeShape) -> None:
         "LoRA": vllm_config.lora_config is not None,
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "data parallelism": parallel.data_parallel_size > 1,
-        "context parallelism": max(
-            getattr(parallel, "decode_context_parallel_size", 1), getattr(parallel, "prefill_context_parallel_size", 1)
-        )
-        > 1,
-        "micro-batches (DBO)": bool(getattr(parallel, "enable_dbo", False)),
+        **one_state.cut_batches(parallel),
         "a KV connector: it takes keys and values before they are in the order of the answer": (
             vllm_config.kv_transfer_config is not None
         ),
