@@ -69,9 +69,12 @@ class Served:
         from thor_spec.serve.metrics import totals
 
         time.sleep(0.15)
-        return totals(httpx.get(f"{self.url}/metrics").text).get(name, 0.0)
+        return totals(self.metrics()).get(name, 0.0)
 
-    def wait_metric(self, name: str, value: float, timeout_s: float = 30) -> None:
+    def metrics(self) -> str:
+        return httpx.get(f"{self.url}/metrics", timeout=60).text
+
+    def wait_metric(self, name: str, value: float, timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s
         while (now := self._metric(name)) != value:
             assert time.monotonic() < deadline, f"{name} is {now}, not {value}"

@@ -10,6 +10,7 @@ import pytest
 from openai.types.chat import ChatCompletionToolParam
 
 from tests.e2e.served import Served
+from thor_spec.serve.metrics import by_label
 
 MODEL = "tiny-hybrid"
 TOOL: ChatCompletionToolParam = {
@@ -129,10 +130,16 @@ def test_an_invalid_request_is_refused_and_the_server_lives_on(
     assert complete(client, "still here", max_tokens=2).usage.completion_tokens == 2
 
 
-def test_a_client_that_leaves_frees_its_sequence(client: openai.OpenAI, hybrid: Served) -> None:
-    stream = complete(client, "Tell me a long story", stream=True, max_tokens=1900, extra_body={"ignore_eos": True})
+def test_a_client_that_leaves_frees_its_sequences(client: openai.OpenAI, hybrid: Served) -> None:
+    def ran_to_their_end() -> float:
+        return by_label(hybrid.metrics(), "vllm:request_success_total", "finished_reason").get("length", 0.0)
+
+    before = ran_to_their_end()
+    # Eight at once, because a starved client must still leave long before they end by themselves.
+    eight: dict[str, Any] = {"n": 8, "temperature": 1, "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
+    stream = complete(client, "A long story", stream=True, **eight)
     next(iter(stream))
-    hybrid.wait_metric("vllm:num_requests_running", 1)
     stream.close()
-    hybrid.wait_metric("vllm:num_requests_running", 0)
     assert complete(client, "next", max_tokens=2).usage.completion_tokens == 2
+    hybrid.wait_metric("vllm:num_requests_running", 0)
+    assert ran_to_their_end() == before + 1, "the one after them"
