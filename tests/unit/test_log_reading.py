@@ -1,7 +1,10 @@
+import shutil
 from pathlib import Path
 
 import pytest
 
+from thor_spec.errors import ConfigError
+from thor_spec.serve import failure, log
 from thor_spec.serve.failure import first_odd_line
 from thor_spec.serve.log import Tail
 from thor_spec.serve.metrics import KVCapacity, kv_capacity, totals
@@ -89,3 +92,18 @@ def test_metrics() -> None:
     assert totals(METRICS)["vllm:spec_decode_num_drafts_total"] == 7
     assert kv_capacity(METRICS) == KVCapacity(tokens=324720, sequences=9.91)
     assert kv_capacity(METRICS.replace("324720", "None")) is None
+
+
+def test_a_log_without_a_cause_says_whether_there_was_room_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = log.open_path(tmp_path / "engine.log")
+    assert failure.cause(["fine"], path) == "its log shows no error"
+    monkeypatch.setattr(log.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 30, 1 << 30, 4096))
+    silent = failure.cause(["fine"], path)
+    assert "no space left" in silent
+    assert "--log-file" in failure.remedy(silent)
+    assert failure.cause(["RuntimeError: why"], path) == "RuntimeError: why"
+    with pytest.raises(ConfigError, match=r"No space left on device.*--log-file"):
+        log.open_path(path)
+    assert not log.is_full(Path("/dev/null"))

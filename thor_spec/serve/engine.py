@@ -183,7 +183,7 @@ class Engine:
         raise error(f"The engine ended {when} (status {code}): {odd}\nSee {self._log_file}.{failure.remedy(odd)}")
 
     def _odd_line(self) -> str:
-        return failure.first_odd_line(self._tail.all_lines()) or "its log shows no error"
+        return failure.cause(self._tail.all_lines(), self._log_file)
 
     def _require_no_failed_receipt(self) -> None:
         for found in receipt.collect(self._receipts):

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from thor_spec.known import log_lines
+from thor_spec.serve import log
 
 # What vLLM puts before a line: "(EngineCore pid=7) ERROR 11-29 20:00:39 [core.py:133] ".
 _PREFIX = re.compile(r"^(\([\w ]+pid=\d+\)\s*)?((DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^\]]+\]\s?)?")
@@ -32,6 +34,12 @@ def first_odd_line(lines: Iterable[str]) -> str | None:
         if logged is None and _LOGGED.search(line) and text.strip() and not _HEADERS.search(text):
             logged = text.strip()
     return logged
+
+
+def cause(lines: Iterable[str], log_file: Path) -> str:
+    """Return the first odd line of an engine's log, or why there is none."""
+    silent = "no space left on device for its log" if log.is_full(log_file) else "its log shows no error"
+    return first_odd_line(lines) or silent
 
 
 def remedy(odd: str | None) -> str:

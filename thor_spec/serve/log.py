@@ -1,6 +1,8 @@
 """The engine's log: where it goes, and reading it while it grows."""
 
+import errno
 import os
+import shutil
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -9,6 +11,8 @@ from thor_spec import env
 from thor_spec.errors import ConfigError
 
 KEPT = 20
+LEAST_FREE_BYTES = 1 << 20
+"""An engine writes less at a start; with less free, nobody could read why it failed."""
 
 
 def open_path(named: Path | None) -> Path:
@@ -20,11 +24,18 @@ def open_path(named: Path | None) -> Path:
             for old in sorted(path.parent.glob("serve-*.log"))[: -KEPT + 1]:
                 old.unlink(missing_ok=True)
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        if is_full(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise ConfigError(
-            f"The log {path} cannot be written ({error.strerror}). Name another with --log-file."
+            f"The log {path} cannot be written ({error.strerror}). Name another place with --log-file."
         ) from error
     return path
+
+
+def is_full(path: Path) -> bool:
+    """Return whether a log has no room to grow; False for what is no regular file."""
+    return path.is_file() and shutil.disk_usage(path).free < LEAST_FREE_BYTES
 
 
 class Tail:

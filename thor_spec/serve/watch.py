@@ -53,7 +53,7 @@ class StartWatch:
         if (overrun := self._deadlines.observe(self._reader.read(), now)) is None:
             return self._deadlines.progress_s == now
         lines = log_lines()
-        odd = failure.first_odd_line(lines) or "its log shows no error"
+        odd = failure.cause(lines, log_file)
         tuning = overrun.phase is Phase.COMPILE or any(word in line.lower() for line in lines for word in _AUTOTUNING)
         advice = f" {_MARLIN}" if tuning else failure.remedy(odd) or " Look for what it waits for there."
         raise StartDeadlineError(f"{overrun.describe()}: {odd}\nSee {log_file}.{advice}")
