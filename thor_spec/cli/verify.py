@@ -1,20 +1,13 @@
 """``thor-spec verify``."""
 
-import json
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from thor_spec.cli import judged
 from thor_spec.cli.engine_options import Draft, DraftTokens, KvCache, Model, Profile
-from thor_spec.errors import ConfigError, GateError
-
-if TYPE_CHECKING:
-    from thor_spec.gates.judging import Planned, Subject
-    from thor_spec.gates.verdict import Verdict
-    from thor_spec.serve.plan import Plan
 
 Url = Annotated[str | None, typer.Option(help="Judge a running server instead.", metavar="URL")]
 Context = Annotated[int, typer.Option("--context", help="Longest request in tokens.", metavar="N")]
@@ -37,6 +30,9 @@ Out = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the record's verdicts as JSON.")]
 
 CONVERSATIONS = 20
+TREE = "8"
+ROWS = 2000
+BATCH = 4
 CONTEXT = 2048  # the longest prompt and answer of a gate are far below
 
 
@@ -78,7 +74,7 @@ def lossless(
     """
     flags = _flags(model, draft, draft_tokens, context_length, kv_cache_memory)
     asked = {"count": prompts, "tokens": tokens, "tie_gap": tie_gap, "control": control or ""}
-    servers = _Servers(flags, profile, context.obj.rest, url=url, reference_url=reference_url, stock=stock)
+    servers = judged.Servers(flags, profile, context.obj.rest, url=url, reference_url=reference_url, stock=stock)
     _run(("lossless",), servers, asked, out, as_json=as_json)
 
 
@@ -98,7 +94,7 @@ def distribution(
 ) -> None:
     """Test with chi-square that tokens above temperature 0 are drawn from the target's own law, by their rank in it."""
     flags = _flags(model, draft, draft_tokens, context_length, kv_cache_memory)
-    servers = _Servers(flags, profile, context.obj.rest, url=url)
+    servers = judged.Servers(flags, profile, context.obj.rest, url=url)
     _run(("distribution",), servers, {"seeds": seeds, "control": control or ""}, out, as_json=as_json)
 
 
@@ -121,7 +117,7 @@ def controls(
     """Plant every corruption in turn, and see that the gates turn red. A server must run with --allow-controls."""
     flags = _flags(model, draft, draft_tokens, context_length, kv_cache_memory)
     asked = {"count": prompts, "tokens": tokens, "seeds": seeds, "tie_gap": tie_gap}
-    servers = _Servers(flags, profile, context.obj.rest, url=url)
+    servers = judged.Servers(flags, profile, context.obj.rest, url=url)
     _run(("controls",), servers, asked, out, as_json=as_json)
 
 
@@ -146,7 +142,7 @@ def prefix_cache(
     cache that is too small. A green verdict lets `thor-spec serve` cache prefixes for the same models and options.
     """
     flags = _flags(model, draft, draft_tokens, context_length, kv_cache_memory)
-    servers = _Servers(flags, profile, context.obj.rest, url=url)
+    servers = judged.Servers(flags, profile, context.obj.rest, url=url)
     asked = {"conversations": conversations, "tie_gap": tie_gap, "control": control or ""}
     _run(("prefix-cache",), servers, asked, out, as_json=as_json)
 
@@ -155,12 +151,14 @@ def tree(
     context: typer.Context,
     model: Model = None,
     draft: Draft = None,
-    shape: Annotated[str, typer.Option("--tree", help="Shape of the trees, as serve takes it.", metavar="SHAPE")] = "8",
+    shape: Annotated[
+        str, typer.Option("--tree", help="Shape of the trees, as serve takes it.", metavar="SHAPE")
+    ] = TREE,
     gdn_kernel: Annotated[str | None, typer.Option(help="As serve takes it.", metavar="auto|replay|wy")] = None,
     kv_cache_memory: KvCache = None,
     profile: Profile = None,
-    rows: Annotated[int, typer.Option(help="Rows to verify, trees and chains.", min=1)] = 2000,
-    batch: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 4,
+    rows: Annotated[int, typer.Option(help="Rows to verify, trees and chains.", min=1)] = ROWS,
+    batch: Annotated[int, typer.Option(help="Requests at once.", min=1)] = BATCH,
     plant: Annotated[
         bool, typer.Option("--plant", help="Then plant every violation in turn; each must be seen.")
     ] = False,
@@ -169,22 +167,13 @@ def tree(
     as_json: Json = False,
 ) -> None:
     """Count violations of the branch-state invariants in an engine that drafts trees, on every recurrent layer."""
-    from thor_spec import env, record
-    from thor_spec.cli.starting import planned
-    from thor_spec.gates import tree as gate
-
-    flags = {"model": model, "draft": draft, "tree": shape, "gdn_kernel": gdn_kernel, "context": CONTEXT}
-    wanted = {**flags, "kv_cache_memory": kv_cache_memory, "max_seqs": batch, "vllm_args": tuple(context.obj.rest)}
-    plan = planned(wanted, profile).plan
-    given = gate.job(plan, rows=batch, verified_rows=rows, faults=plant, seed=seed)
-    log = env.cache_dir() / "logs" / "verify-tree.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    found = gate.verdict(gate.run(plan, given, log=log))
-    asked = {"rows": rows, "batch": batch, "plant": plant, "seed": seed, "vllm_args": list(context.obj.rest)}
-    result = {"options": {**flags, **asked}, "verdicts": [found.as_dict()], "passed": found.passed}
-    path = record.write("verify-tree", result, folder=out)
-    print(json.dumps({**result, "record": str(path)}) if as_json else _table([found], path))
-    _exit([found])
+    wanted = {
+        "model": model, "draft": draft, "tree": shape, "gdn_kernel": gdn_kernel, "kv_cache_memory": kv_cache_memory,
+        "context": CONTEXT, "max_seqs": batch, "vllm_args": tuple(context.obj.rest),
+    }  # fmt: skip
+    verdict = judged.trees(wanted, profile, rows=rows, plant=plant, seed=seed)
+    options = {**wanted, "rows": rows, "plant": plant, "seed": seed}
+    judged.conclude("tree", [verdict], options, out, as_json=as_json)
 
 
 def every(
@@ -208,7 +197,8 @@ def every(
 ) -> None:
     """Run every gate there is, and print one table.
 
-    A running server either caches prefixes or lets corruption be planted anywhere: one gate is left out then.
+    What cannot be judged is named: a running server either caches prefixes or lets corruption be planted anywhere, and
+    trees are looked at from within an engine that is started here.
     """
     from thor_spec.gates.registry import GATES
 
@@ -216,9 +206,16 @@ def every(
     asked = {
         "count": prompts, "tokens": tokens, "seeds": seeds, "conversations": conversations, "tie_gap": tie_gap,
     }  # fmt: skip
-    servers = _Servers(flags, profile, context.obj.rest, url=url, reference_url=reference_url, stock=stock)
-    left_out = servers.left_out()
-    _run(tuple(name for name in GATES if name != left_out), servers, asked, out, as_json=as_json, title="all")
+    servers = judged.Servers(flags, profile, context.obj.rest, url=url, reference_url=reference_url, stock=stock)
+    not_judged = servers.left_out()
+    verdicts = judged.judge(tuple(name for name in GATES if name not in not_judged), servers, asked)
+    if "tree" not in not_judged:
+        wanted = {**flags, "draft_tokens": None, "tree": TREE, "max_seqs": BATCH, "vllm_args": servers.rest}
+        verdicts.append(judged.trees(wanted, profile, rows=ROWS))
+    for name, why in not_judged.items():
+        print(f"not judged: {name}: {why}", file=sys.stderr)
+    options = {**servers.asked(asked), "not_judged": not_judged}
+    judged.conclude("all", verdicts, options, out, as_json=as_json)
 
 
 def _flags(
@@ -233,138 +230,7 @@ def _flags(
     }
 
 
-class _Servers:
-    """Which servers to judge, from the options of a command."""
-
-    def __init__(
-        self,
-        flags: dict[str, Any],
-        profile: Path | None,
-        rest: Sequence[str],
-        *,
-        url: str | None,
-        reference_url: str | None = None,
-        stock: bool = False,
-    ) -> None:
-        self.flags = flags
-        self.profile = profile
-        self.rest = tuple(rest)
-        self.url = url
-        self.reference_url = reference_url
-        self.stock = stock
-        given = [name for name in ("model", "draft", "draft_tokens", "kv_cache_memory") if flags[name] is not None]
-        if url and (given or rest or stock):
-            raise ConfigError(
-                f"--url names a running server; {', '.join(given) or '-- or --stock'} is for one to start."
-            )
-        if reference_url and not url:
-            raise ConfigError("--reference-url goes with --url; without it both servers are started here.")
-
-    def subject(self) -> "Subject":
-        """Return candidate and references."""
-        from thor_spec.gates.judging import Running, Subject
-
-        if self.url:
-            references = {"plain": Running(self.reference_url)} if self.reference_url else {}
-            return Subject(candidate=Running(self.url), references=references)
-        servers = {"plain": self.planned({"draft": "none", "draft_tokens": None})}
-        if self.stock:
-            servers["stock"] = self.planned({}, stock=True)
-        return Subject(candidate=self.planned({"allow_controls": True}), references=servers)
-
-    def left_out(self) -> str:
-        """Return the gate that a running server cannot take: it caches prefixes, or not; empty where we start it."""
-        if not self.url:
-            return ""
-        from thor_spec.gates.prefix_cache import caches
-        from thor_spec.serve.client import Server
-
-        with Server(self.url) as server:
-            return "controls" if caches(server) else "prefix-cache"
-
-    def caching(self, *, alone: bool) -> "Subject":
-        """Return a candidate that caches prefixes; unless ``alone``, one with odd chunks and one with a small cache."""
-        from thor_spec.gates.judging import Derived, Running, Subject
-        from thor_spec.gates.prefix_cache import ODD, SMALL, odd_chunks, small_cache
-
-        if self.url:
-            return Subject(candidate=Running(self.url), references={})
-
-        def caching(more: tuple[str, ...] = ()) -> "Planned":
-            return self.planned({"allow_controls": True}, more=("--enable-prefix-caching", *more))
-
-        references = {
-            ODD: Derived(lambda told: caching(odd_chunks(told))),
-            SMALL: Derived(lambda told: caching(small_cache(told))),
-        }
-        return Subject(candidate=caching(), references={} if alone else references)
-
-    def planned(self, changes: dict[str, Any], *, stock: bool = False, more: tuple[str, ...] = ()) -> "Planned":
-        """Return one engine to start: the same but for ``changes``, and with ``more`` arguments for vLLM."""
-        from thor_spec.cli.starting import planned
-        from thor_spec.serve.passthrough import mentions
-
-        # Ties are recognized by the spread of all logits; and states are kept in the same mode on both sides.
-        rest = (*self.rest, *more)
-        rest = rest if mentions(rest, "--max-logprobs") else (*rest, "--max-logprobs", "-1")
-        rest = rest if mentions(rest, "--enable-prefix-caching") else (*rest, "--no-enable-prefix-caching")
-        return planned({**self.flags, **changes, "vllm_args": rest}, self.profile, stock=stock)
-
-
 def _run(
-    names: tuple[str, ...],
-    servers: _Servers,
-    asked: dict[str, Any],
-    out: Path | None,
-    *,
-    as_json: bool,
-    title: str = "",
+    names: tuple[str, ...], servers: judged.Servers, asked: dict[str, Any], out: Path | None, *, as_json: bool
 ) -> None:
-    from thor_spec import record
-    from thor_spec.config import CACHED_CONTROLS
-    from thor_spec.gates.controls import KINDS
-    from thor_spec.gates.gate import Options
-    from thor_spec.gates.judging import judge
-    from thor_spec.gates.registry import named
-
-    kinds = tuple(CACHED_CONTROLS) if names == ("prefix-cache",) else KINDS
-    if (control := asked.get("control")) and control not in kinds:
-        raise ConfigError(f"--control {control} is not one of {', '.join(kinds)}.")
-    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
-    options = Options(say=say, **asked)
-    gates = named(names)
-    verdicts = []
-    if plain := [gate for gate in gates if not gate.wants_caching]:
-        verdicts += judge(plain, servers.subject(), options)
-    if caching := [gate for gate in gates if gate.wants_caching]:
-        verdicts += judge(caching, servers.caching(alone=bool(control)), options)
-        if not servers.url and not control:
-            _remember(servers.planned({}).plan, passed=verdicts[-1].passed)
-    result = {
-        "options": {**servers.flags, **asked, "url": servers.url, "vllm_args": list(servers.rest)},
-        "verdicts": [verdict.as_dict() for verdict in verdicts],
-        "passed": all(verdict.passed for verdict in verdicts),
-    }
-    path = record.write(f"verify-{title or names[0]}", result, folder=out)
-    print(json.dumps({**result, "record": str(path)}) if as_json else _table(verdicts, path))
-    _exit(verdicts)
-
-
-def _remember(plan: "Plan", *, passed: bool) -> None:
-    """Let later starts know what the gate over the cache said."""
-    from thor_spec import provenance
-    from thor_spec.serve import prefix_caching
-
-    if plan.drafter is not None:
-        utc = provenance.collect().utc
-        config = plan.resolved.config
-        prefix_caching.remember(config, plan.target, plan.drafter, plan.draft_tokens, passed=passed, utc=utc)
-
-
-def _table(verdicts: "Sequence[Verdict]", path: Path) -> str:
-    return "\n".join([*(verdict.as_text() for verdict in verdicts), f"record {path}"])
-
-
-def _exit(verdicts: "Sequence[Verdict]") -> None:
-    if red := [verdict.gate for verdict in verdicts if not verdict.passed]:
-        raise GateError(f"{', '.join(red)} is red: these answers are not those of the model alone. See the record.")
+    judged.conclude(names[0], judged.judge(names, servers, asked), servers.asked(asked), out, as_json=as_json)
