@@ -2,7 +2,8 @@
 
 import os
 
-from thor_spec.vllm_plugin import compat, receipt, scheduling
+from thor_spec.vllm_plugin import compat, forking, receipt, scheduling
+from thor_spec.vllm_plugin.seam import has_gpu_build
 from thor_spec.vllm_plugin.tree import hook
 
 _MODELS = "thor_spec.vllm_plugin.models"
@@ -26,4 +27,6 @@ def activate() -> None:
     registration.register()
     scheduling.install(version)  # an engine may be forked from any process, and is not asked again then
     hook.install()
+    if not has_gpu_build():
+        forking.install()
     receipt.leave(receipt.Receipt(pid=os.getpid(), state="active", vllm=version))

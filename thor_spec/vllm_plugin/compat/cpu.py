@@ -37,3 +37,21 @@ CPU_PREFILL = reconstructing(
     "ssm_state",
     "width",
 )
+ENGINE_PROCESSES = Seam(
+    target="vllm.v1.engine.utils:CoreEngineProcManager.__init__",
+    signature=(
+        "self",
+        "local_engine_count",
+        "start_index",
+        "local_start_index",
+        "vllm_config",
+        "local_client",
+        "handshake_address",
+        "executor_class",
+        "log_stats",
+        "client_handshake_address",
+        "tensor_queue",
+    ),
+    why="fork the engine from a process that has imported everything, as on a GPU",
+    drop_when="the CPU platform spawns its workers alone",
+)

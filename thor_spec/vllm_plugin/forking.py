@@ -1,0 +1,33 @@
+"""The engine of the CPU build is forked, as on a GPU, and does not import vLLM once more: 8 of 31 s of a start.
+
+vLLM spawns all processes there, since OpenMP is bound by variables that a library reads when it is loaded. That is so
+for workers, which are spawned still; the engine itself computes nothing.
+"""
+
+import functools
+import multiprocessing
+from collections.abc import Callable
+from typing import Any
+
+from thor_spec.vllm_plugin import compat
+
+
+def install() -> None:
+    """Have engines forked. Safe to call again."""
+    stock = compat.ENGINE_PROCESSES.resolve()
+    if not hasattr(stock, "__wrapped__"):
+        setattr(compat.ENGINE_PROCESSES.owner(), stock.__name__, functools.wraps(stock)(forked(stock)))
+
+
+def forked(stock: Callable[..., None]) -> Callable[..., None]:
+    """Return ``CoreEngineProcManager.__init__``, which forks."""
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        module = compat.ENGINE_PROCESSES.module()
+        usual, module.get_mp_context = module.get_mp_context, lambda: multiprocessing.get_context("fork")
+        try:
+            stock(self, *args, **kwargs)
+        finally:
+            module.get_mp_context = usual
+
+    return init
