@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from thor_spec.errors import ConfigError
+from thor_spec.sizes import SIZES, parse_size
 
 Origin = Literal["flag", "profile", "default"]
 CanarySet = Literal["quick", "full"]
@@ -239,6 +240,11 @@ def read_profile(path: Path) -> dict[str, Any]:
         expected = _PROFILE_TYPES.get(name)
         if expected is None:
             raise ConfigError(f"{path}: unknown option {name!r}. Known: {', '.join(sorted(_PROFILE_TYPES))}.")
+        if name in SIZES and isinstance(value, str):
+            try:
+                value = values[name] = parse_size(value)
+            except ValueError as error:
+                raise ConfigError(f"{path}: {name}: {error}.") from error
         if expected is float and isinstance(value, int) and not isinstance(value, bool):
             value = values[name] = float(value)
         if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):

@@ -33,7 +33,7 @@ def require_green(code: int, printed: dict[str, Any], errors: str) -> dict[str, 
 def test_a_hybrid_over_running_servers(hybrid: Served, tmp_path: Path) -> None:
     # Without prefix caching, which serve leaves off with a drafter: it keeps states in another mode.
     args = ("--no-enable-prefix-caching", "--max-logprobs", "-1", "--logprobs-mode", "raw_logits")
-    size = ("--context", "2048", "--kv-cache-memory", str(1 << 30))
+    size = ("--context", "2048", "--kv-cache-memory", "256MiB")
     runtime = tmp_path / "locks"  # beside the session's server, which holds the usual ones
     with Served(tmp_path / "plain", "tiny-hybrid", "--draft", "none", *size, "--", *args, runtime=runtime) as plain:
         plain.wait_ready()
@@ -54,7 +54,7 @@ def test_a_hybrid_over_running_servers(hybrid: Served, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(400)
 def test_a_dense_model_in_engines_of_its_own(tmp_path: Path) -> None:
-    size = ("--kv-cache-memory", str(1 << 30), "--out", str(tmp_path / "record"))
+    size = ("--kv-cache-memory", "256MiB", "--out", str(tmp_path / "record"))
     found = thor_spec("verify", "lossless", "tiny-dense", *size, runtime=tmp_path / "locks")
     require_green(*found)
     assert "stopping" not in found[2]  # the end of the work is no interruption

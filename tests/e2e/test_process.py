@@ -16,7 +16,7 @@ from tests.checkpoints import MakeCheckpoint
 from tests.e2e.served import Served
 from thor_spec.nano import checkpoints as nano
 
-NO_DRAFT = ("tiny-dense", "--draft", "none", "--context", "512")
+NO_DRAFT = ("tiny-dense", "--draft", "none", "--context", "512", "--kv-cache-memory", "256MiB")
 
 
 def thor_spec(runtime: Path, *args: str) -> subprocess.CompletedProcess[str]:

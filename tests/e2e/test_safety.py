@@ -23,7 +23,18 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     key = folder / "key"
     key.write_text(KEY)
     key.chmod(0o600)
-    options = ("--host", "0.0.0.0", "--api-key-file", str(key), "--max-request-bytes", "4000", "--context", "1024")
+    options = (
+        "--host",
+        "0.0.0.0",
+        "--api-key-file",
+        str(key),
+        "--max-request-bytes",
+        "4000",
+        "--context",
+        "1024",
+        "--kv-cache-memory",
+        "256MiB",
+    )
     with Served(folder, "tiny-hybrid", "--draft", "none", *options) as server:
         server.wait_ready()  # the launcher's own canary has the key
         yield server

@@ -12,13 +12,13 @@ from tests.shapes import DRAFTER_35B, QWEN35_35B, QWEN35_397B
 from thor_spec.capacity import plan
 from thor_spec.capacity.plan import Request, make
 from thor_spec.capacity.shape import ModelShape
-from thor_spec.capacity.sizes import parse_size
 from thor_spec.capacity.weights import Component, Scheme, components, parse_scheme, weight_bytes
 from thor_spec.cli.main import main
 from thor_spec.device import cuda
 from thor_spec.device.cuda import Gpu
 from thor_spec.errors import CapacityError, ConfigError
 from thor_spec.nano import shipped
+from thor_spec.sizes import parse_size
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 H200 = int(139.8 * GIB)

@@ -25,6 +25,7 @@ def test_flag_beats_profile_beats_default(tmp_path: Path) -> None:
         ("prot: 1", "unknown option 'prot'"),
         ("port: high", "port must be int, not str"),
         ("port: true", "port must be int, not bool"),
+        ("kv_cache_memory: 4GX", "kv_cache_memory: '4GX' is not a size"),
         ("- 1", "must hold a mapping"),
         ("port: [", "is not YAML"),
     ],
@@ -63,6 +64,7 @@ def test_contradictions_are_refused(fields: dict[str, object], says: str) -> Non
 
 def test_profile_sets_paths_and_arguments(tmp_path: Path) -> None:
     profile = tmp_path / "p.yaml"
-    profile.write_text("log_file: /tmp/x.log\nvllm_args: [--seed, 7]\n")
+    profile.write_text("log_file: /tmp/x.log\nvllm_args: [--seed, 7]\nkv_cache_memory: 4GiB\n")
     config = resolve({}, profile).config
+    assert config.kv_cache_memory == 4 << 30
     assert (config.log_file, config.vllm_args) == (Path("/tmp/x.log"), ("--seed", "7"))

@@ -114,6 +114,7 @@ def test_their_dims_make_the_model_s_name(name: str, billions: float, gigabytes:
         ("confidence: measured", "confidence: high", "mine.yaml:7: serve.max_seqs.confidence must be one of several,"),
         (", source: somebody}\nengine", "}\nengine", "mine.yaml:9: environment.MY_SWITCH lacks source."),
         ("MY_SWITCH", "my-switch", "mine.yaml:8: environment"),
+        ("max_seqs: {value: 2", "memory_floor: {value: 2 GX", "mine.yaml:7: serve.memory_floor.value"),
         ("schema: 1", "schema: 2", "mine.yaml:1: schema 1 was expected."),
         ("name: mine", "name: other", "mine.yaml:2: name must be 'mine'"),
         ("title: my own", "title: my own\ntitle: again", "mine.yaml:4: title stands here twice."),
@@ -182,11 +183,13 @@ def test_an_unknown_name_says_which_there_are(capsys: pytest.CaptureFixture[str]
 
 
 def test_serve_takes_a_profile(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (home / "mine.yaml").write_text(GOOD.replace("./model", "tiny-hybrid"))
+    size = "memory_floor: {value: 6GiB, confidence: design, source: me}"
+    (home / "mine.yaml").write_text(GOOD.replace("./model", "tiny-hybrid").replace("max_seqs", f"{size}\n  max_seqs"))
     argv = ("serve", "--profile", "mine", "--dry-run", "--json", "--", "--seed", "7")
     plan = json.loads(call(capsys, *argv)[1])
     assert plan["environment"]["MY_SWITCH"] == "1"
     assert plan["config"]["max_seqs"] == {"value": 2, "origin": "profile"}
+    assert plan["config"]["memory_floor"]["value"] == 6 << 30
     given = plan["argv"]
     assert given[given.index("--attention-backend") + 1] == "TRITON_ATTN"
     assert given[-2:] == ["--seed", "7"]

@@ -12,9 +12,9 @@ from typing import Any, Literal, get_args
 from thor_spec.capacity import blocks
 from thor_spec.capacity.blocks import BlockLayout, StateKind
 from thor_spec.capacity.shape import DTYPE_BYTES, ModelShape
-from thor_spec.capacity.sizes import parse_size
 from thor_spec.capacity.weights import weight_bytes
 from thor_spec.errors import CapacityError, ConfigError
+from thor_spec.sizes import parse_size
 
 GIB = 1 << 30
 CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)

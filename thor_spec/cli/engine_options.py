@@ -1,9 +1,17 @@
 """Options of commands that start an engine for a while."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from thor_spec.sizes import parse_size
+
+
+def size_option(text: str, **more: Any) -> Any:
+    """Return an option that takes bytes, or a size with its unit."""
+    return typer.Option(help=text, parser=parse_size, metavar="SIZE", **more)
+
 
 Model = Annotated[
     str | None,
@@ -15,5 +23,7 @@ Model = Annotated[
 ]
 Draft = Annotated[str | None, typer.Option(help="DFlash drafter, named like MODEL.", metavar="DRAFTER")]
 DraftTokens = Annotated[int | None, typer.Option(help="Tokens drafted per step.", metavar="K")]
-KvCache = Annotated[int | None, typer.Option(help="Bytes of KV cache.", metavar="BYTES")]
+KvCache = Annotated[
+    int | None, size_option("Size of the KV cache, e.g. 4GiB; without it vLLM decides, or 1 GiB on a CPU.")
+]
 Profile = Annotated[Path | None, typer.Option(help="YAML file of serve's options; flags win over it.", metavar="FILE")]

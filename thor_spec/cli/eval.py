@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from thor_spec.cli.engine_options import KvCache
+
 if TYPE_CHECKING:
     from thor_spec.eval.study import Study
 
@@ -55,9 +57,6 @@ Factors = Annotated[Path | None, typer.Option(help="JSON list of LongRoPE's fact
 Corpus = Annotated[str, typer.Option(help="Text, jsonl, parquet, or a folder of them.", metavar="PATH|synthetic")]
 Samples = Annotated[int, typer.Option(help="Texts, or questions for each cell.", min=1)]
 Seed = Annotated[int, typer.Option(help="Of everything that is drawn.")]
-KvCache = Annotated[
-    int | None, typer.Option(help="Bytes of KV cache; without it vLLM decides, or 1 GiB on a CPU.", metavar="BYTES")
-]
 Plots = Annotated[bool, typer.Option("--plots", help="Write plots (SVG) beside the record; needs matplotlib.")]
 
 

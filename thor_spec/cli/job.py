@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from thor_spec.cli.engine_options import size_option
 from thor_spec.errors import BusyError, ConfigError, PlatformError, ThorSpecError
 
 if TYPE_CHECKING:
@@ -33,11 +34,8 @@ def run(
     grace: Annotated[float, typer.Option(help="Seconds between SIGTERM and SIGKILL when stopped.", min=0)] = 25.0,
     memory_floor: Annotated[
         int | None,
-        typer.Option(
-            help="MemAvailable below which the job is killed.",
-            metavar="BYTES",
-            min=0,
-            show_default="4 GiB, or 3 % of all memory if more",
+        size_option(
+            "MemAvailable below which the job is killed, e.g. 6GiB.", show_default="4 GiB, or 3 % of all memory if more"
         ),
     ] = None,
     container: Annotated[

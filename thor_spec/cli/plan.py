@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from thor_spec.cli.engine_options import size_option
 from thor_spec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,27 +61,16 @@ def plan(
             show_default="as serve does: only without drafts",
         ),
     ] = None,
-    kv_cache_memory: Annotated[
-        str | None, typer.Option(help="Size of the cache.", metavar="SIZE", show_default="what is left")
-    ] = None,
+    kv_cache_memory: Annotated[int | None, size_option("Size of the cache.", show_default="what is left")] = None,
     memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Plan for this much memory on a CUDA device, e.g. 122GiB.",
-            metavar="SIZE",
-            show_default="this machine's",
-        ),
+        int | None,
+        size_option("Plan for this much memory on a CUDA device, e.g. 122GiB.", show_default="this machine's"),
     ] = None,
-    floor: Annotated[
-        str | None,
-        typer.Option(help="What must stay available.", metavar="SIZE", show_default="4 GiB, or 3 % if more"),
-    ] = None,
+    floor: Annotated[int | None, size_option("What must stay available.", show_default="4 GiB, or 3 % if more")] = None,
     utilization: Annotated[
         float | None, typer.Option(help="vLLM's share of the memory, instead of a floor.", metavar="SHARE")
     ] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="Size of the weights.", metavar="SIZE", show_default="computed")
-    ] = None,
+    weights: Annotated[int | None, size_option("Size of the weights.", show_default="computed")] = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(help="Compare with one value changed; may be repeated.", metavar="NAME=VALUE"),
@@ -105,13 +95,13 @@ def plan(
         "state_dtype": state_dtype,
         "prefix_caching": prefix_caching,
         "utilization": utilization,
-        "kv_cache_memory": _size("--kv-cache-memory", kv_cache_memory),
-        "weights": _size("--weights", weights),
+        "kv_cache_memory": kv_cache_memory,
+        "weights": weights,
     }
     request = subject.request(
         {name: value for name, value in options.items() if value is not None},
-        memory=_size("--memory", memory),
-        floor=_size("--floor", floor),
+        memory=memory,
+        floor=floor,
     )
     found = make(request, subject.target, subject.drafter)
     others = {text: make(request.changed(text), subject.target, subject.drafter) for text in what_if or ()}
@@ -191,17 +181,6 @@ def _config(name: str) -> Any:
 def _block_size(drafter: Any) -> int:
     size = (drafter or {}).get("block_size") or ((drafter or {}).get("dflash_config") or {}).get("block_size")
     return size if isinstance(size, int) and size > 1 else 16
-
-
-def _size(option: str, text: str | None) -> int | None:
-    from thor_spec.capacity.sizes import parse_size
-
-    if text is None:
-        return None
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise ConfigError(f"{option}: {error}.") from error
 
 
 def _lines(subject: _Subject, found: "MemoryPlan", others: "dict[str, MemoryPlan]") -> list[str]:

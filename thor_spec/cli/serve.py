@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from thor_spec.cli.engine_options import KvCache, size_option
 from thor_spec.config import DEFAULT_MODEL
 from thor_spec.errors import ConfigError
 
@@ -50,17 +51,13 @@ def serve(
     insecure: Annotated[
         bool | None, typer.Option("--insecure", help="Let others in without a key, and vLLM log prompts.")
     ] = None,
-    max_request_bytes: Annotated[
-        int | None, typer.Option(help="Longest body of a request.", metavar="BYTES", show_default="8 MiB")
-    ] = None,
+    max_request_bytes: Annotated[int | None, size_option("Longest body of a request.", show_default="8 MiB")] = None,
     context_length: Annotated[
         int | None,
         typer.Option("--context", help="Longest request in tokens, prompt and answer.", metavar="N"),
     ] = None,
     max_seqs: Annotated[int | None, typer.Option(help="Requests served at once.", show_default="8")] = None,
-    kv_cache_memory: Annotated[
-        int | None, typer.Option(help="Bytes of KV cache; without it vLLM decides, or 1 GiB on a CPU.", metavar="BYTES")
-    ] = None,
+    kv_cache_memory: KvCache = None,
     accept: Annotated[
         str | None,
         typer.Option(
@@ -188,9 +185,8 @@ def serve(
     ] = None,
     memory_floor: Annotated[
         int | None,
-        typer.Option(
-            help="MemAvailable below which the engine is killed.",
-            metavar="BYTES",
+        size_option(
+            "MemAvailable below which the engine is killed, e.g. 6GiB.",
             show_default="4 GiB, or 3 % of all memory if more",
         ),
     ] = None,

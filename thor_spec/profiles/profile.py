@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from thor_spec.errors import ConfigError
 from thor_spec.profiles.document import Document, read
+from thor_spec.sizes import SIZES, parse_size
 
 _FLAGS = {
     "attention_backend": "--attention-backend",
@@ -57,6 +58,7 @@ class Profile:
     def options(self) -> dict[str, Any]:
         """Return the options of ``thor-spec serve``, by field name of ``ServeConfig``."""
         found = {name: entry["value"] for name, entry in self._content["serve"].items()}
+        found |= {name: parse_size(str(found[name])) for name in SIZES if name in found}
         engine = self._content.get("engine", {})
         arguments = [part for name, flag in _FLAGS.items() if name in engine for part in (flag, engine[name]["value"])]
         arguments += [part for entry in engine.get("arguments", ()) for part in entry["value"]]

@@ -2,6 +2,8 @@
 
 import re
 
+SIZES = ("max_request_bytes", "kv_cache_memory", "memory_floor")
+"""Options of ``thor-spec serve`` that are sizes."""
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{prefix}ib": 1 << 10 * (i + 1) for i, prefix in enumerate("kmgt")}
 _UNITS |= {f"{prefix}b": 1000 ** (i + 1) for i, prefix in enumerate("kmgt")}
