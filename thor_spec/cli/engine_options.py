@@ -1,5 +1,6 @@
 """Options of commands that start an engine for a while."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,3 +28,23 @@ KvCache = Annotated[
     int | None, size_option("Size of the KV cache, e.g. 4GiB; without it vLLM decides, or 1 GiB on a CPU.")
 ]
 Profile = Annotated[Path | None, typer.Option(help="YAML file of serve's options; flags win over it.", metavar="FILE")]
+
+
+@dataclass(kw_only=True, frozen=True)
+class Engine:
+    """An engine to start for a while."""
+
+    model: Model = None
+    draft: Draft = None
+    draft_tokens: DraftTokens = None
+    kv_cache_memory: KvCache = None
+    profile: Profile = None
+
+    def flags(self) -> dict[str, Any]:
+        """Return the options of ``thor-spec serve`` that start it."""
+        return {
+            "model": self.model,
+            "draft": self.draft,
+            "draft_tokens": self.draft_tokens,
+            "kv_cache_memory": self.kv_cache_memory,
+        }

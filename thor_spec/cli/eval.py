@@ -1,12 +1,14 @@
 """``thor-spec eval``."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from thor_spec.cli.engine_options import KvCache
+from thor_spec.cli.grouped import grouped
 
 if TYPE_CHECKING:
     from thor_spec.eval.study import Study
@@ -60,61 +62,76 @@ Seed = Annotated[int, typer.Option(help="Of everything that is drawn.")]
 Plots = Annotated[bool, typer.Option("--plots", help="Write plots (SVG) beside the record; needs matplotlib.")]
 
 
-def ppl(
-    context: typer.Context,
-    model: Model,
-    length: Length,
-    out: Out,
-    rope: Ropes = None,
-    rope_native: Native = None,
-    rope_factor: Factor = None,
-    rope_factors: Factors = None,
-    corpus: Corpus = "synthetic",
-    samples: Samples = 4,
-    seed: Seed = 0,
-    kv_cache_memory: KvCache = None,
-    plots: Plots = False,
-) -> None:
+@dataclass(kw_only=True, frozen=True)
+class Asked:
+    """What every evaluation is told."""
+
+    model: Model
+    length: Length
+    out: Out
+    rope: Ropes = None
+    rope_native: Native = None
+    rope_factor: Factor = None
+    rope_factors: Factors = None
+    corpus: Corpus = "synthetic"
+    seed: Seed = 0
+    kv_cache_memory: KvCache = None
+    plots: Plots = False
+
+    def study(self, context: typer.Context, samples: int) -> "Study":
+        """Return the evaluation to run or to go on with."""
+        from thor_spec.eval.study import Study
+
+        options = {
+            "vllm_args": context.obj.rest or None,
+            "rope_factors": self.rope_factors,
+            "kv_cache_memory": self.kv_cache_memory,
+        }
+        return Study(
+            model=self.model,
+            ropes=self.rope or [],
+            native=self.rope_native,
+            factor=self.rope_factor,
+            lengths=sorted(set(self.length)),
+            corpus=self.corpus,
+            samples=samples,
+            seed=self.seed,
+            out=self.out,
+            options={name: value for name, value in options.items() if value is not None},
+            tell=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+
+
+@grouped
+def ppl(context: typer.Context, *, asked: Asked, samples: Samples = 4) -> None:
     """Perplexity by distance, within and beyond the native context."""
     from thor_spec.eval import study
 
-    options = _options(context, rope_factors, kv_cache_memory)
-    _report(
-        study.ppl(_study(model, rope, rope_native, rope_factor, length, corpus, samples, seed, out, options)), plots
-    )
+    _report(study.ppl(asked.study(context, samples)), asked.plots)
 
 
+@grouped
 def longppl(
     context: typer.Context,
-    model: Model,
+    *,
+    asked: Asked,
     evaluator: Annotated[str, typer.Option(help="Model that finds the key tokens; not the tested one.")],
-    length: Length,
-    out: Out,
     evaluator_context: Annotated[int | None, typer.Option(help="Longest text of the evaluator.", metavar="N")] = None,
-    rope: Ropes = None,
-    rope_native: Native = None,
-    rope_factor: Factor = None,
-    rope_factors: Factors = None,
-    corpus: Corpus = "synthetic",
     samples: Samples = 1,
-    seed: Seed = 0,
-    kv_cache_memory: KvCache = None,
-    plots: Plots = False,
 ) -> None:
     """Perplexity of the tokens that only the far past tells (LongPPL), and of those beyond the native context."""
     from thor_spec.eval import study
 
-    options = _options(context, rope_factors, kv_cache_memory)
-    judge = {"context": evaluator_context, "kv_cache_memory": kv_cache_memory}
-    what = _study(model, rope, rope_native, rope_factor, length, corpus, samples, seed, out, options)
-    _report(study.long_ppl(what, evaluator, {k: v for k, v in judge.items() if v is not None}), plots)
+    judge = {"context": evaluator_context, "kv_cache_memory": asked.kv_cache_memory}
+    given = {name: value for name, value in judge.items() if value is not None}
+    _report(study.long_ppl(asked.study(context, samples), evaluator, given), asked.plots)
 
 
+@grouped
 def niah(
     context: typer.Context,
-    model: Model,
-    length: Length,
-    out: Out,
+    *,
+    asked: Asked,
     depth: Annotated[
         list[float] | None, typer.Option(help="Where the needle is, 0 to 1.", show_default="0, 0.25, 0.5, 0.75, 1")
     ] = None,
@@ -122,89 +139,32 @@ def niah(
         bool,
         typer.Option("--choice", help="Found if likelier than a decoy, for models that cannot answer; chance is 1/2."),
     ] = False,
-    rope: Ropes = None,
-    rope_native: Native = None,
-    rope_factor: Factor = None,
-    rope_factors: Factors = None,
-    corpus: Corpus = "synthetic",
     samples: Samples = 16,
-    seed: Seed = 0,
-    kv_cache_memory: KvCache = None,
-    plots: Plots = False,
 ) -> None:
     """Needles in haystacks by depth and length, always with plain RoPE as a control."""
     from thor_spec.eval import study
 
-    options = _options(context, rope_factors, kv_cache_memory)
-    what = _study(model, rope, rope_native, rope_factor, length, corpus, samples, seed, out, options)
-    _report(study.needles(what, depth or [0.0, 0.25, 0.5, 0.75, 1.0], choice=choice), plots)
+    depths = depth or [0.0, 0.25, 0.5, 0.75, 1.0]
+    _report(study.needles(asked.study(context, samples), depths, choice=choice), asked.plots)
 
 
+@grouped
 def ruler(
     context: typer.Context,
-    model: Model,
-    length: Length,
-    out: Out,
+    *,
+    asked: Asked,
     task: Annotated[
         list[str] | None, typer.Option(help="Task of RULER's thirteen.", show_default="all that can be asked")
     ] = None,
     qa_1: Annotated[Path | None, typer.Option(help="Questions (jsonl) of qa_1.", metavar="FILE")] = None,
     qa_2: Annotated[Path | None, typer.Option(help="Questions (jsonl) of qa_2.", metavar="FILE")] = None,
-    rope: Ropes = None,
-    rope_native: Native = None,
-    rope_factor: Factor = None,
-    rope_factors: Factors = None,
-    corpus: Corpus = "synthetic",
     samples: Samples = 16,
-    seed: Seed = 0,
-    kv_cache_memory: KvCache = None,
-    plots: Plots = False,
 ) -> None:
     """RULER's tasks: needles of eight kinds, variables, word counts, and questions from a file."""
     from thor_spec.eval import study
 
-    options = _options(context, rope_factors, kv_cache_memory)
     qa = {name: path for name, path in (("qa_1", qa_1), ("qa_2", qa_2)) if path}
-    what = _study(model, rope, rope_native, rope_factor, length, corpus, samples, seed, out, options)
-    _report(study.ruler_tasks(what, task or [], qa), plots)
-
-
-def _options(context: typer.Context, rope_factors: Path | None, kv_cache_memory: int | None) -> dict[str, Any]:
-    options: dict[str, Any] = {"vllm_args": context.obj.rest} if context.obj.rest else {}
-    if rope_factors is not None:
-        options["rope_factors"] = rope_factors
-    if kv_cache_memory is not None:
-        options["kv_cache_memory"] = kv_cache_memory
-    return options
-
-
-def _study(
-    model: str,
-    ropes: list[str] | None,
-    native: int | None,
-    factor: float | None,
-    lengths: list[int],
-    corpus: str,
-    samples: int,
-    seed: int,
-    out: Path,
-    options: dict[str, Any],
-) -> "Study":
-    from thor_spec.eval.study import Study
-
-    return Study(
-        model=model,
-        ropes=ropes or [],
-        native=native,
-        factor=factor,
-        lengths=sorted(set(lengths)),
-        corpus=corpus,
-        samples=samples,
-        seed=seed,
-        out=out,
-        options=options,
-        tell=lambda line: print(line, file=sys.stderr, flush=True),
-    )
+    _report(study.ruler_tasks(asked.study(context, samples), task or [], qa), asked.plots)
 
 
 def _report(path: Path, plots: bool) -> None:

@@ -1,15 +1,16 @@
 """``thor-spec verify``."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from thor_spec.cli import judged
-from thor_spec.cli.engine_options import Draft, DraftTokens, KvCache, Model, Profile
+from thor_spec.cli.engine_options import Draft, Engine, KvCache, Model, Profile
+from thor_spec.cli.grouped import grouped
 
-Url = Annotated[str | None, typer.Option(help="Judge a running server instead.", metavar="URL")]
 Context = Annotated[int, typer.Option("--context", help="Longest request in tokens.", metavar="N")]
 Reference = Annotated[
     str | None, typer.Option(help="A running server without speculation, to compare with.", metavar="URL")
@@ -49,102 +50,85 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="verify")
 
 
+@dataclass(kw_only=True, frozen=True)
+class Judged(Engine):
+    """An engine to start, or a running server; and where the record goes."""
+
+    url: Annotated[str | None, typer.Option(help="Judge a running server instead.", metavar="URL")] = None
+    context_length: Context = CONTEXT
+    out: Out = None
+    as_json: Json = False
+
+    def servers(self, context: typer.Context, **more: Any) -> judged.Servers:
+        """Return the servers that are judged, and those that they are compared with."""
+        flags = {**self.flags(), "context": self.context_length}
+        return judged.Servers(flags, self.profile, context.obj.rest, url=self.url, **more)
+
+    def run(self, name: str, servers: judged.Servers, asked: dict[str, Any]) -> None:
+        """Run one gate to its end."""
+        verdicts = judged.judge((name,), servers, asked)
+        judged.conclude(name, verdicts, servers.asked(asked), self.out, as_json=self.as_json)
+
+
+@grouped
 def lossless(
     context: typer.Context,
-    model: Model = None,
-    url: Url = None,
+    *,
     reference_url: Reference = None,
     stock: Stock = False,
-    draft: Draft = None,
-    draft_tokens: DraftTokens = None,
-    context_length: Context = CONTEXT,
-    kv_cache_memory: KvCache = None,
-    profile: Profile = None,
     control: Control = None,
     tie_gap: TieGap = None,
     prompts: Prompts = 20,
     tokens: Tokens = 64,
-    out: Out = None,
-    as_json: Json = False,
+    engine: Judged,
 ) -> None:
     """Compare greedy answers with those without speculation, token by token; differences must be ties.
 
     Every token, behind a first difference too, must be the likeliest to the target itself, or tie with it, when the
     answer is handed to it as a prompt. With --url alone that is what is asked.
     """
-    flags = _flags(model, draft, draft_tokens, context_length, kv_cache_memory)
+    servers = engine.servers(context, reference_url=reference_url, stock=stock)
     asked = {"count": prompts, "tokens": tokens, "tie_gap": tie_gap, "control": control or ""}
-    servers = judged.Servers(flags, profile, context.obj.rest, url=url, reference_url=reference_url, stock=stock)
-    _run(("lossless",), servers, asked, out, as_json=as_json)
+    engine.run("lossless", servers, asked)
 
 
-def distribution(
-    context: typer.Context,
-    model: Model = None,
-    url: Url = None,
-    draft: Draft = None,
-    draft_tokens: DraftTokens = None,
-    context_length: Context = CONTEXT,
-    kv_cache_memory: KvCache = None,
-    profile: Profile = None,
-    control: Control = None,
-    seeds: Seeds = 12,
-    out: Out = None,
-    as_json: Json = False,
-) -> None:
+@grouped
+def distribution(context: typer.Context, *, control: Control = None, seeds: Seeds = 12, engine: Judged) -> None:
     """Test with chi-square that tokens above temperature 0 are drawn from the target's own law, by their rank in it."""
-    flags = _flags(model, draft, draft_tokens, context_length, kv_cache_memory)
-    servers = judged.Servers(flags, profile, context.obj.rest, url=url)
-    _run(("distribution",), servers, {"seeds": seeds, "control": control or ""}, out, as_json=as_json)
+    engine.run("distribution", engine.servers(context), {"seeds": seeds, "control": control or ""})
 
 
+@grouped
 def controls(
     context: typer.Context,
-    model: Model = None,
-    url: Url = None,
-    draft: Draft = None,
-    draft_tokens: DraftTokens = None,
-    context_length: Context = CONTEXT,
-    kv_cache_memory: KvCache = None,
-    profile: Profile = None,
+    *,
     tie_gap: TieGap = None,
     prompts: Prompts = 6,
     tokens: Tokens = 64,
     seeds: Seeds = 12,
-    out: Out = None,
-    as_json: Json = False,
+    engine: Judged,
 ) -> None:
     """Plant every corruption in turn, and see that the gates turn red. A server must run with --allow-controls."""
-    flags = _flags(model, draft, draft_tokens, context_length, kv_cache_memory)
     asked = {"count": prompts, "tokens": tokens, "seeds": seeds, "tie_gap": tie_gap}
-    servers = judged.Servers(flags, profile, context.obj.rest, url=url)
-    _run(("controls",), servers, asked, out, as_json=as_json)
+    engine.run("controls", engine.servers(context), asked)
 
 
+@grouped
 def prefix_cache(
     context: typer.Context,
-    model: Model = None,
-    url: Url = None,
-    draft: Draft = None,
-    draft_tokens: DraftTokens = None,
-    context_length: Context = CONTEXT,
-    kv_cache_memory: KvCache = None,
-    profile: Profile = None,
+    *,
     control: Control = None,
     tie_gap: TieGap = None,
     conversations: Conversations = CONVERSATIONS,
-    out: Out = None,
-    as_json: Json = False,
+    engine: Judged,
 ) -> None:
     """Compare answers from the prefix cache with the same ones without it, bit by bit; and see corruption of the cache.
 
     Repeats, shared beginnings, branches and agents' traces: alone, together, after aborts, in odd chunks, and with a
     cache that is too small. A green verdict lets `thor-spec serve` cache prefixes for the same models and options.
     """
-    flags = _flags(model, draft, draft_tokens, context_length, kv_cache_memory)
-    servers = judged.Servers(flags, profile, context.obj.rest, url=url)
     asked = {"conversations": conversations, "tie_gap": tie_gap, "control": control or ""}
-    _run(("prefix-cache",), servers, asked, out, as_json=as_json)
+    engine.run("prefix-cache", engine.servers(context), asked)
 
 
 def tree(
@@ -176,24 +160,18 @@ def tree(
     judged.conclude("tree", [verdict], options, out, as_json=as_json)
 
 
+@grouped
 def every(
     context: typer.Context,
-    model: Model = None,
-    url: Url = None,
+    *,
     reference_url: Reference = None,
     stock: Stock = False,
-    draft: Draft = None,
-    draft_tokens: DraftTokens = None,
-    context_length: Context = CONTEXT,
-    kv_cache_memory: KvCache = None,
-    profile: Profile = None,
     tie_gap: TieGap = None,
     prompts: Prompts = 20,
     tokens: Tokens = 64,
     seeds: Seeds = 12,
     conversations: Conversations = CONVERSATIONS,
-    out: Out = None,
-    as_json: Json = False,
+    engine: Judged,
 ) -> None:
     """Run every gate there is, and print one table.
 
@@ -202,35 +180,16 @@ def every(
     """
     from thor_spec.gates.registry import GATES
 
-    flags = _flags(model, draft, draft_tokens, context_length, kv_cache_memory)
     asked = {
         "count": prompts, "tokens": tokens, "seeds": seeds, "conversations": conversations, "tie_gap": tie_gap,
     }  # fmt: skip
-    servers = judged.Servers(flags, profile, context.obj.rest, url=url, reference_url=reference_url, stock=stock)
+    servers = engine.servers(context, reference_url=reference_url, stock=stock)
     not_judged = servers.left_out()
     verdicts = judged.judge(tuple(name for name in GATES if name not in not_judged), servers, asked)
     if "tree" not in not_judged:
-        wanted = {**flags, "draft_tokens": None, "tree": TREE, "max_seqs": BATCH, "vllm_args": servers.rest}
-        verdicts.append(judged.trees(wanted, profile, rows=ROWS))
+        wanted = {**servers.flags, "draft_tokens": None, "tree": TREE, "max_seqs": BATCH, "vllm_args": servers.rest}
+        verdicts.append(judged.trees(wanted, engine.profile, rows=ROWS))
     for name, why in not_judged.items():
         print(f"not judged: {name}: {why}", file=sys.stderr)
     options = {**servers.asked(asked), "not_judged": not_judged}
-    judged.conclude("all", verdicts, options, out, as_json=as_json)
-
-
-def _flags(
-    model: str | None, draft: str | None, draft_tokens: int | None, context: int, kv_cache_memory: int | None
-) -> dict[str, Any]:
-    return {
-        "model": model,
-        "draft": draft,
-        "draft_tokens": draft_tokens,
-        "context": context,
-        "kv_cache_memory": kv_cache_memory,
-    }
-
-
-def _run(
-    names: tuple[str, ...], servers: judged.Servers, asked: dict[str, Any], out: Path | None, *, as_json: bool
-) -> None:
-    judged.conclude(names[0], judged.judge(names, servers, asked), servers.asked(asked), out, as_json=as_json)
+    judged.conclude("all", verdicts, options, engine.out, as_json=engine.as_json)
