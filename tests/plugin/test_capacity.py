@@ -23,16 +23,17 @@ def _specs(
     drafts: int,
     *,
     window: int | None = None,
+    sliding: int = 0,
     fitted: bool = False,
 ) -> dict[str, Any]:
     """Return what the layers tell vLLM, with the page that its platform code pads states to."""
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
-    def attention(shape: ModelShape) -> Any:
+    def attention(shape: ModelShape, layer: int) -> Any:
         size: dict[str, Any] = {"num_kv_heads": shape.attention.kv_heads, "head_size": shape.attention.head_dim}
         size |= {"block_size": block, "dtype": torch.bfloat16}
-        if shape is target or window is None:
+        if shape is target or layer >= sliding:
             spec: Any = FullAttentionSpec(**size)
         else:
             spec = SlidingWindowSpec(**size, sliding_window=window)
@@ -51,15 +52,15 @@ def _specs(
         page_size_padded=page,
         num_speculative_blocks=0 if fitted else drafts,
     )
-    found = {f"target.{i}": attention(target) for i in range(target.attention.layers)}
+    found = {f"target.{i}": attention(target, i) for i in range(target.attention.layers)}
     found |= {f"state.{i}": state for i in range(delta.layers)}
-    return found | ({f"draft.{i}": attention(drafter) for i in range(drafter.attention.layers)} if drafter else {})
+    return found | ({f"draft.{i}": attention(drafter, i) for i in range(drafter.attention.layers)} if drafter else {})
 
 
-@pytest.mark.parametrize("window", [None, 1024])
+@pytest.mark.parametrize("window", [None, 1024, "its own"])
 @pytest.mark.parametrize("kind", ["snapshot", "reconstruct"])
 @pytest.mark.parametrize("seed", range(24))
-def test_groups_and_blocks_are_vllm_s(seed: int, kind: blocks.StateKind, window: int | None) -> None:
+def test_groups_and_blocks_are_vllm_s(seed: int, kind: blocks.StateKind, window: int | str | None) -> None:
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
     planning = "kv_cache_planning" if importlib.util.find_spec("vllm.v1.core.kv_cache_planning") else "kv_cache_utils"
@@ -73,9 +74,13 @@ def test_groups_and_blocks_are_vllm_s(seed: int, kind: blocks.StateKind, window:
     target = ModelShape.parse("target", {**config, "linear_num_value_heads": rng.choice((16, 32, 48))})
     heads = rng.choice((4, 8))
     draft_layers = rng.choice((1, 5, 8, target.attention.layers + 1))
-    drafter = ModelShape.parse(
-        "drafter", {**DRAFTER_35B, "num_key_value_heads": heads, "num_hidden_layers": draft_layers}
-    )
+    sizes = {**DRAFTER_35B, "num_key_value_heads": heads, "num_hidden_layers": draft_layers}
+    sliding = {None: 0, 1024: draft_layers}.get(window, rng.randint(1, draft_layers))
+    if window == "its own":
+        window = None
+        kinds = ["sliding_attention"] * sliding + ["full_attention"] * (draft_layers - sliding)
+        sizes |= {"layer_types": kinds, "sliding_window": 2048}
+    drafter = ModelShape.parse("drafter", sizes)
     in_flight = rng.choice((512, 4096, 65536))
     ours = blocks.layout(
         target,
@@ -107,7 +112,16 @@ def test_groups_and_blocks_are_vllm_s(seed: int, kind: blocks.StateKind, window:
         kv_transfer_config=None,
         max_in_flight_tokens=in_flight,
     )
-    specs = _specs(target, drafter if drafts else None, block, block * token, drafts, window=window, fitted=fitted)
+    specs = _specs(
+        target,
+        drafter if drafts else None,
+        block,
+        block * token,
+        drafts,
+        window=window or drafter.window,
+        sliding=sliding,
+        fitted=fitted,
+    )
     theirs = vllm_blocks.get_kv_cache_groups(config_, specs)
     assert len(theirs) == len(ours.groups)
     assert max(len(group.layer_names) for group in theirs) == ours.group_layers

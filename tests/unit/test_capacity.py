@@ -141,6 +141,19 @@ def test_a_drafter_s_cache_is_spared() -> None:
     assert held.blocks(600) == 3
     with pytest.raises(ConfigError, match="needs a drafter"):
         make(replace(BASE, drafter_window=1024), TARGET)
+    sliding = ModelShape.parse("slides", {**DRAFTER_35B, "dflash_config": {"use_swa": True, "swa_window_size": 512}})
+    with pytest.raises(ConfigError, match="slides by itself"):
+        make(replace(BASE, draft_tokens=15, drafter_window=1024), TARGET, sliding)
+
+
+def test_a_drafter_that_slides_by_itself_is_planned_as_with_a_window() -> None:
+    own = {**DRAFTER_35B, "dflash_config": {**DRAFTER_35B["dflash_config"], "use_swa": True, "swa_window_size": 1024}}
+    asked = replace(BASE, draft_tokens=15, context=32768)
+    by_itself = make(asked, TARGET, ModelShape.parse("slides", own))
+    assert by_itself.layout == make(replace(asked, drafter_window=1024), TARGET, DRAFTER).layout
+    assert by_itself.layout != make(asked, TARGET, DRAFTER).layout
+    with pytest.raises(ConfigError, match="how far they see"):
+        ModelShape.parse("slides", {**own, "dflash_config": {"use_swa": True}})
 
 
 def test_items_and_cache_add_up_to_the_memory() -> None:

@@ -97,7 +97,7 @@ def layout(
     Args:
         kernel_block_tokens: of which the target's blocks are a multiple.
         least_block_tokens: of which the drafter's are, where they are smaller.
-        drafter_window: tokens that the drafter attends to; None: all.
+        drafter_window: tokens that the drafter attends to; None: as its own layers do.
         in_flight_tokens: scheduled at most before what slid out of the window is free.
     """
     kv_bytes = DTYPE_BYTES[kv_dtype]
@@ -114,15 +114,19 @@ def layout(
         if delta and kind == "reconstruct" and not prefix_caching:
             own = _fitted(tokens, own_bytes, page, least_block_tokens)
         wide = max(page, own * own_bytes)
-        held = None if drafter_window is None else drafter_window - 1 + in_flight_tokens
-        kinds = [_Kind(target.attention.layers, _unified(tokens, page, wide))]
-        kinds.append(_Kind(drafter.attention.layers, _unified(own, own * own_bytes, wide), held_tokens=held))
-        if held is None and _alike(target.attention, drafter.attention):
-            kinds = [_Kind(target.attention.layers + drafter.attention.layers, tokens)]
+        window = drafter.window if drafter_window is None else drafter_window
+        sliding = drafter.sliding_layers if drafter_window is None else drafter.attention.layers
+        full, cut = drafter.attention.layers - sliding, _unified(own, own * own_bytes, wide)
+        kinds = [_Kind(target.attention.layers, _unified(tokens, page, wide)), _Kind(full, cut)]
+        if _alike(target.attention, drafter.attention):
+            kinds = [_Kind(target.attention.layers + full, tokens)]
+        if window is not None:
+            kinds.append(_Kind(sliding, cut, held_tokens=window - 1 + in_flight_tokens))
         page = wide
     if delta:
         states = states_per_sequence(kind, drafts, prefix_caching=prefix_caching)
         kinds.append(_Kind(delta.layers, None, states=states))
+    kinds = [each for each in kinds if each.layers]
     size = _group_layers([each.layers for each in kinds])
     return BlockLayout(
         page_bytes=page,

@@ -187,6 +187,8 @@ def make(request: Request, target: ModelShape, drafter: ModelShape | None = None
         raise ConfigError("K tokens per step need a drafter. Name it with --draft, or leave --draft-tokens out.")
     if request.drafter_window is not None and drafter is None:
         raise ConfigError("--drafter-window needs a drafter. Name it with --draft, or leave the option out.")
+    if request.drafter_window is not None and drafter is not None and drafter.sliding_layers:
+        raise ConfigError(f"--drafter-window does not go with {drafter.name}, which slides by itself. Leave it out.")
     if request.context > target.context:
         raise ConfigError(f"--context {request.context} is more than the {target.context} tokens of {target.name}.")
     drafter = drafter if request.draft_tokens else None

@@ -94,6 +94,9 @@ class ModelShape:
     quantization: Mapping[str, Any] | None
     feature_layers: int
     """Target layers whose outputs a DFlash drafter reads; 0 for a target."""
+    sliding_layers: int
+    """Of a DFlash drafter's attention layers, those that see no more than the last ``window`` tokens."""
+    window: int | None
 
     @classmethod
     def parse(cls, name: str, config: Mapping[str, Any]) -> "ModelShape":
@@ -110,8 +113,9 @@ class ModelShape:
         dtype = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "bfloat16")
         if dtype not in DTYPE_BYTES:
             raise ConfigError(f"The config.json of {name} has dtype {dtype!r}. Known: {', '.join(DTYPE_BYTES)}.")
-        dflash = config.get("dflash_config")
-        targets = dflash.get("target_layer_ids") if isinstance(dflash, Mapping) else None
+        dflash = _mapping(config.get("dflash_config"))
+        targets = dflash.get("target_layer_ids") if dflash else None
+        sliding = _sliding(dflash, kinds) if dflash else 0
         return cls(
             name=name,
             architecture=str(architectures[0]),
@@ -137,6 +141,8 @@ class ModelShape:
             vision=_mapping(config.get("vision_config")),
             quantization=_mapping(config.get("quantization_config") or text.get("quantization_config")),
             feature_layers=len(targets) if isinstance(targets, list) else 0,
+            sliding_layers=sliding,
+            window=_window(name, dflash or {}, text) if sliding else None,
         )
 
 
@@ -169,6 +175,21 @@ def _layer_kinds(text: Mapping[str, Any], layers: int) -> list[str]:
     if isinstance(interval, int) and interval > 0 and text.get("linear_num_value_heads"):
         return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(layers)]
     return ["full_attention"] * layers
+
+
+def _sliding(dflash: Mapping[str, Any], kinds: list[str]) -> int:
+    """Return how many of a drafter's layers slide: those that say so, or all by ``use_swa``, as vLLM reads them."""
+    return kinds.count("sliding_attention") or (len(kinds) if dflash.get("use_swa") else 0)
+
+
+def _window(name: str, dflash: Mapping[str, Any], text: Mapping[str, Any]) -> int:
+    window = dflash.get("swa_window_size", text.get("sliding_window"))
+    if not isinstance(window, int) or window < 1:
+        raise ConfigError(
+            f"The config.json of {name} has sliding layers, and neither swa_window_size nor sliding_window says how "
+            "far they see."
+        )
+    return window
 
 
 def _delta_net(reader: _Fields, layers: int) -> DeltaNet:
