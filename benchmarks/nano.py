@@ -2,9 +2,10 @@
 
     python benchmarks/nano.py --target out/nano-hybrid --drafter out/nano-dflash --data .gpu/nano
 
-For K = 7, K = 15 and no drafts, one engine each, in a process of its own: every kind of prompt at temperature 0 and
-0.7. The record has τ (emitted tokens per step of the target), the share of steps that accepted at least n drafts, and
-tokens per second; greedy tokens with drafts are compared with those without, and the first differences listed.
+For no drafts, K = 7, K = 15, and windows of the drafter (``--windows``, at the largest K), one engine each, in its own
+process: every kind of prompt at temperature 0 and 0.7. The record has τ (emitted tokens per step of the target), the
+share of steps that accepted at least n drafts, and tokens per second; greedy tokens with drafts are compared with those
+without, and the first differences listed.
 """
 
 import argparse
@@ -29,13 +30,14 @@ PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 def main() -> None:
     options = parse()
     if options.one is not None:
-        print(json.dumps(measure(options, options.one)))
+        print(json.dumps(measure(options, *options.one)))
         return
     prompts = read_prompts(options)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.gpus) as pool:
-        arms = (*options.drafts, 0)
-        found = pool.map(lambda arm: in_a_process(arms[arm], Path(folder), str(arm % options.gpus)), range(len(arms)))
-        runs = dict(zip(arms, found, strict=True))
+        arms = [(0, 0), *((drafts, 0) for drafts in options.drafts)]
+        arms += [(max(options.drafts), window) for window in options.windows]
+        found = pool.map(lambda i: in_a_process(arms[i], Path(folder), str(i % options.gpus)), range(len(arms)))
+        runs = {name(*arm): run for arm, run in zip(arms, found, strict=True)}
     result: dict[str, Any] = {
         "target": options.target.name,
         "drafter": options.drafter.name,
@@ -43,14 +45,14 @@ def main() -> None:
         "eager": options.eager,
         "prompts": {kind: len(rows) for kind, rows in prompts.items()},
         "runs": {
-            f"K={drafts}" if drafts else "no drafts": {
-                name: {key: value for key, value in found.items() if key != "tokens"} for name, found in run.items()
+            arm: {
+                kind: {key: value for key, value in figures.items() if key != "tokens"} for kind, figures in run.items()
             }
-            for drafts, run in runs.items()
+            for arm, run in runs.items()
         },
-        "greedy_differences": {f"K={drafts}": differences(runs[0], runs[drafts]) for drafts in options.drafts},
+        "greedy_differences": {arm: differences(runs[name(0, 0)], run) for arm, run in list(runs.items())[1:]},
     }
-    print(json.dumps({name: tau_table(run) for name, run in result["runs"].items()}, indent=1))
+    print(json.dumps({arm: tau_table(run) for arm, run in result["runs"].items()}, indent=1))
     print(json.dumps(result["greedy_differences"]))
     print(write("nano", result, seeds={"sampling": options.seed}))
 
@@ -61,13 +63,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--drafter", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True, help="folder of prompts.json")
     parser.add_argument("--drafts", type=int, nargs="*", default=[7, 15])
+    parser.add_argument("--windows", type=int, nargs="*", default=[], help="last tokens that the drafter attends to")
     parser.add_argument("--new", type=int, default=256)
     parser.add_argument("--prompts", type=int, default=64, help="of each kind")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gpus", type=int, default=1, help="engines that run at once, each on a GPU of its own")
     parser.add_argument("--eager", action="store_true", help="no compilation and no graphs: a quick start, slow steps")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=int, nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -76,15 +79,20 @@ def read_prompts(options: argparse.Namespace) -> dict[str, list[list[int]]]:
     return {kind: rows[: options.prompts] for kind, rows in prompts.items()}
 
 
-def in_a_process(drafts: int, folder: Path, gpu: str) -> dict[str, Any]:
+def name(drafts: int, window: int) -> str:
+    """Return what an arm is called; a window of 0 is none."""
+    return f"K={drafts}" * bool(drafts) + f", window {window}" * bool(window) or "no drafts"
+
+
+def in_a_process(arm: tuple[int, int], folder: Path, gpu: str) -> dict[str, Any]:
     """Return what ``measure`` returns, from a process of its own, on the GPU of that number."""
     return run_again(
-        "--one", str(drafts), what=f"the engine with K = {drafts}", log=folder / f"{drafts}.log",
+        "--one", *map(str, arm), what=f"the engine with {name(*arm)}", log=folder / f"{arm}.log",
         environment={"CUDA_VISIBLE_DEVICES": gpu},
     )  # fmt: skip
 
 
-def measure(options: argparse.Namespace, drafts: int) -> dict[str, Any]:
+def measure(options: argparse.Namespace, drafts: int, window: int) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
@@ -92,7 +100,8 @@ def measure(options: argparse.Namespace, drafts: int) -> dict[str, Any]:
 
     speculation = {"method": "dflash", "model": str(options.drafter), "num_speculative_tokens": drafts}
     gpu = has_gpu_build()
-    additional: dict[str, Any] = {PLUGIN: {} if gpu else {"runner_kernels": "torch"}}
+    ours: dict[str, Any] = {"drafter_window": window} if window else {}
+    additional: dict[str, Any] = {PLUGIN: ours if gpu else {**ours, "runner_kernels": "torch"}}
     if gpu:
         additional["gdn_prefill_backend"] = "triton"
     engine = LLM(
