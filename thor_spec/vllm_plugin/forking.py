@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from thor_spec.vllm_plugin import compat
+from thor_spec.vllm_plugin.options import NAME
 
 
 def install() -> None:
@@ -22,11 +23,13 @@ def install() -> None:
 def forked(stock: Callable[..., None]) -> Callable[..., None]:
     """Return ``CoreEngineProcManager.__init__``, which forks."""
 
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, *args: Any, vllm_config: Any, **kwargs: Any) -> None:
         module = compat.ENGINE_PROCESSES.module()
-        usual, module.get_mp_context = module.get_mp_context, lambda: multiprocessing.get_context("fork")
+        usual = module.get_mp_context
+        if NAME in (vllm_config.additional_config or {}):
+            module.get_mp_context = lambda: multiprocessing.get_context("fork")
         try:
-            stock(self, *args, **kwargs)
+            stock(self, *args, vllm_config=vllm_config, **kwargs)
         finally:
             module.get_mp_context = usual
 
