@@ -20,6 +20,7 @@ class Provenance:
 
     utc: str
     argv: tuple[str, ...]
+    """Absolute paths by their last name: a record goes to others, whose folders are different ones."""
     commit: str | None
     dirty: bool | None
     """Whether the work tree differed from ``commit``; such a result is not publishable."""
@@ -38,7 +39,7 @@ def collect(seeds: Mapping[str, int] | None = None) -> Provenance:
     status = _git("status", "--porcelain")
     return Provenance(
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
-        argv=tuple(sys.argv),
+        argv=tuple(map(_without_folders, sys.argv)),
         commit=commit or None,
         dirty=None if status is None else bool(status),
         packages=package_versions(),
@@ -56,6 +57,11 @@ def package_versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _without_folders(argument: str) -> str:
+    option, equals, value = argument.rpartition("=") if argument.startswith("-") else ("", "", argument)
+    return f"{option}{equals}…/{Path(value).name}" if Path(value).is_absolute() else argument
 
 
 def _git(*args: str) -> str | None:
