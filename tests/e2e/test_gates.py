@@ -66,6 +66,7 @@ def test_nobody_is_corrupted_who_did_not_allow_it(server: Server, monkeypatch: p
     answer = httpx.post(
         f"{server.url}/v1/completions",
         json={"model": server.model, "prompt": "x", "max_tokens": 1, "thor_spec": {"control": "nonsense"}},
+        timeout=60,
     )
     assert answer.status_code == 400
     monkeypatch.setattr(controls, "CONTROLS", {"nonsense": ""})

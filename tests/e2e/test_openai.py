@@ -124,7 +124,7 @@ def test_eight_at_once(client: openai.OpenAI, hybrid: Served) -> None:
 def test_an_invalid_request_is_refused_and_the_server_lives_on(
     client: openai.OpenAI, hybrid: Served, body: dict[str, Any], status: int
 ) -> None:
-    answer = httpx.post(f"{hybrid.url}/v1/completions", json=body)
+    answer = httpx.post(f"{hybrid.url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == status
     assert answer.json()["error"]["message"]
     assert complete(client, "still here", max_tokens=2).usage.completion_tokens == 2

@@ -81,6 +81,6 @@ def test_sessions_at_once(served: Served) -> None:
 
 def test_the_messages_api_takes_no_options_of_ours(served: Served) -> None:
     body = {"model": agents.MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], "thor_spec": {}}
-    answer = httpx.post(f"{served.url}/v1/messages", json=body)
+    answer = httpx.post(f"{served.url}/v1/messages", json=body, timeout=60)
     assert answer.status_code == 400
     assert "takes no thor_spec options" in answer.text
