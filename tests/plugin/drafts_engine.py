@@ -1,0 +1,45 @@
+"""Run an engine with a drafter, and tell what was drafted: ``drafts_engine.py JOB OUT``."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main(job: dict[str, Any], out: Path) -> None:
+    """Write each prompt's answer, and for each step the last token, its position, and the drafts behind it."""
+    from vllm import LLM, SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    engine = LLM(
+        job["target"], dtype="float32", max_model_len=512, max_num_seqs=1, enforce_eager=True, seed=0,
+        enable_prefix_caching=False, kv_cache_memory_bytes=1 << 26, skip_tokenizer_init=True,
+        speculative_config={"method": "dflash", "model": job["drafter"], "num_speculative_tokens": job["drafts"]},
+        additional_config={"thor_spec": {"runner_kernels": "torch"}},
+    )  # fmt: skip
+    core: Any = engine.llm_engine.engine_core
+    speculator = core.engine_core.model_executor.driver_worker.worker.model_runner.speculator
+    stock, steps = speculator.propose, []
+
+    def propose(*args: Any, **kwargs: Any) -> Any:
+        drafts = stock(*args, **kwargs)
+        inputs = speculator.input_buffers
+        steps.append(
+            {"position": int(inputs.positions[0]), "token": int(inputs.input_ids[0]), "drafts": drafts[0].tolist()}
+        )
+        return drafts
+
+    speculator.propose = propose
+    asked = SamplingParams(temperature=0, max_tokens=job["tokens"], ignore_eos=True, detokenize=False)
+    answers = []
+    for prompt in job["prompts"]:
+        steps.clear()
+        (found,) = engine.generate([TokensPrompt(prompt_token_ids=prompt)], asked, use_tqdm=False)
+        tokens = list(found.outputs[0].token_ids)
+        last = len(prompt) + len(tokens) - 1
+        answers.append({"tokens": tokens, "steps": [step for step in steps if step["position"] <= last]})
+    out.write_text(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), Path(sys.argv[2]))
