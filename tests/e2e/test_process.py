@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -92,6 +93,16 @@ def test_a_checkpoint_whose_weights_do_not_fit_its_config(tmp_path: Path, make_c
         assert "Traceback" not in text
         assert str(served.log) in text
         assert_nothing_left(served, [], tmp_path / "a" / "run")
+
+
+def test_without_a_model_the_bundled_pair_is_served(tmp_path: Path) -> None:
+    with Served(tmp_path / "a", "--context", "1024", "--kv-cache-memory", "256MiB") as served:
+        ready = served.wait_ready().ready
+        assert (ready["model"], ready["drafter"], ready["draft_tokens"]) == ("nano-hybrid", "nano-dflash", 7)
+        asked = {"model": "nano-hybrid", "messages": [{"role": "user", "content": "Say hello."}], "temperature": 0}
+        answer = httpx.post(f"{served.url}/v1/chat/completions", json=asked, timeout=60).json()
+        assert answer["choices"][0]["message"]["content"] == "Hello!"
+        assert served.stop() == 0
 
 
 @pytest.mark.parametrize("bad", ["--max-num-batched-tokens=none", "--no-such-flag"])

@@ -1,6 +1,6 @@
 """The trained checkpoints that come with the package, each in a folder of its name beside this file.
 
-A source tree before their training, or an installation without them, has none; the tiny checkpoints serve then.
+An installation without them has none; the tiny checkpoints serve then.
 """
 
 import hashlib
