@@ -37,7 +37,7 @@ def main() -> None:
         arms = [(0, 0), *((drafts, 0) for drafts in options.drafts)]
         arms += [(max(options.drafts), window) for window in options.windows]
         found = pool.map(lambda i: in_a_process(arms[i], Path(folder), str(i % options.gpus)), range(len(arms)))
-        runs = {name(*arm): run for arm, run in zip(arms, found, strict=True)}
+        runs = {called(*arm): run for arm, run in zip(arms, found, strict=True)}
     result: dict[str, Any] = {
         "target": options.target.name,
         "drafter": options.drafter.name,
@@ -50,7 +50,7 @@ def main() -> None:
             }
             for arm, run in runs.items()
         },
-        "greedy_differences": {arm: differences(runs[name(0, 0)], run) for arm, run in list(runs.items())[1:]},
+        "greedy_differences": {arm: differences(runs[called(0, 0)], run) for arm, run in list(runs.items())[1:]},
     }
     print(json.dumps({arm: tau_table(run) for arm, run in result["runs"].items()}, indent=1))
     print(json.dumps(result["greedy_differences"]))
@@ -79,15 +79,17 @@ def read_prompts(options: argparse.Namespace) -> dict[str, list[list[int]]]:
     return {kind: rows[: options.prompts] for kind, rows in prompts.items()}
 
 
-def name(drafts: int, window: int) -> str:
+def called(drafts: int, window: int) -> str:
     """Return what an arm is called; a window of 0 is none."""
-    return f"K={drafts}" * bool(drafts) + f", window {window}" * bool(window) or "no drafts"
+    if not drafts:
+        return "no drafts"
+    return f"K={drafts}, window {window}" if window else f"K={drafts}"
 
 
 def in_a_process(arm: tuple[int, int], folder: Path, gpu: str) -> dict[str, Any]:
     """Return what ``measure`` returns, from a process of its own, on the GPU of that number."""
     return run_again(
-        "--one", *map(str, arm), what=f"the engine with {name(*arm)}", log=folder / f"{arm}.log",
+        "--one", *map(str, arm), what=f"the engine with {called(*arm)}", log=folder / f"{arm}.log",
         environment={"CUDA_VISIBLE_DEVICES": gpu},
     )  # fmt: skip
 

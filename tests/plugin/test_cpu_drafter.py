@@ -1,22 +1,18 @@
 """Without a GPU a drafter of several layers drafts what its definition says."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from tests.plugin import engine_process
 from thor_spec.nano import checkpoints as nano
 from thor_spec.nano import drafter, fit, target
-from thor_spec.vllm_plugin import compat, cpu_drafter, interpreter, seam
+from thor_spec.vllm_plugin import compat, cpu_drafter, seam
 
 pytestmark = pytest.mark.skipif(seam.has_gpu_build(), reason="not run: for the CPU build")
-ENGINE = Path(__file__).with_name("drafts_engine.py")
 DRAFTS = 7
 
 
@@ -51,17 +47,7 @@ def drafted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     module.save(folder)
     prompts = [list(range(20 * i + 3, 23 * i + 45)) for i in range(3)]
     job = {"target": str(checkpoint), "drafter": str(folder), "drafts": DRAFTS, "prompts": prompts, "tokens": 40}
-    environment = {
-        **os.environ,
-        **interpreter.environment(os.pathsep.join(path for path in sys.path if path)),
-        "VLLM_PLUGINS": "thor_spec",
-        "VLLM_USE_V2_MODEL_RUNNER": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    }
-    argv = [sys.executable, str(ENGINE), json.dumps(job), str(folder / "out.json")]
-    ended = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
-    assert (folder / "out.json").exists(), (ended.stdout + ended.stderr)[-4000:]
-    answers = json.loads((folder / "out.json").read_text())
+    answers = engine_process.run("drafts_engine.py", job, folder / "out.json")
     return target.load(checkpoint), drafter.load(folder).float().eval(), prompts, answers
 
 

@@ -1,20 +1,15 @@
 """Rope types in running engines: the same bits where a type promises them, others where it does not."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.plugin import engine_process
 from thor_spec.nano import shipped
-from thor_spec.vllm_plugin import interpreter, seam
+from thor_spec.vllm_plugin import seam
 
 NATIVE = 8192
-ENGINES = Path(__file__).with_name("rope_engines.py")
 KINDS = ("default", "identity_beyond_native", "yarn")
 pytestmark = [
     pytest.mark.skipif(
@@ -28,19 +23,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What engines answer: vLLM's own, and one for each type."""
-    out = tmp_path_factory.mktemp("engines") / "out.json"
-    environment = {
-        **os.environ,
-        **interpreter.environment(os.pathsep.join(path for path in sys.path if path)),
-        "VLLM_PLUGINS": "thor_spec",
-        "VLLM_USE_V2_MODEL_RUNNER": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    }
     ropes = {"stock": None, **{kind: {"type": kind, "native": NATIVE, "factor": 2.0} for kind in KINDS}}
-    argv = [sys.executable, str(ENGINES), json.dumps(ropes), str(out)]
-    ended = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
-    assert out.exists(), (ended.stdout + ended.stderr)[-4000:]
-    return json.loads(out.read_text())
+    return engine_process.run("rope_engines.py", ropes, tmp_path_factory.mktemp("engines") / "out.json")
 
 
 @pytest.mark.parametrize("kind", ["default", "identity_beyond_native"])

@@ -39,7 +39,7 @@ def test_only_eagle_drops_a_block(method: str, drops: bool) -> None:
 
 def test_they_are_installed_once_and_as_far_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Any] = []
-    monkeypatch.setattr(scheduling, "_around", lambda place, _: taken.append(place))
+    monkeypatch.setattr(seam.Seam, "wrap", lambda place, _: taken.append(place))
     scheduling.install("0.33.0")
     assert compat.BLOCK_DROP not in taken
     assert {compat.ALIGNED_SPLIT, compat.ENTER_BLOCKS, compat.RECORD_LOOKUP} <= set(taken)

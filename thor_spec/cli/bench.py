@@ -160,8 +160,8 @@ def serving(
             "model": str(target),
             "draft": engine.draft or str(drafter),
             "synthetic_acceptance": synthetic_acceptance,
+            "dummy_weights": True,
         }
-        flags |= {"dummy_weights": True}
     shape = {"input_tokens": input_tokens, "output_tokens": output_tokens, "prompts": prompts}
     if request_rate:
         rates = _numbers("--request-rate", request_rate)

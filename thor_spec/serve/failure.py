@@ -38,8 +38,9 @@ def first_odd_line(lines: Iterable[str]) -> str | None:
 
 def cause(lines: Iterable[str], log_file: Path) -> str:
     """Return the first odd line of an engine's log, or why there is none."""
-    silent = "no space left on device for its log" if log.is_full(log_file) else "its log shows no error"
-    return first_odd_line(lines) or silent
+    if odd := first_odd_line(lines):
+        return odd
+    return "no space left on device for its log" if log.is_full(log_file) else "its log shows no error"
 
 
 def remedy(odd: str | None) -> str:

@@ -11,7 +11,7 @@ from thor_spec.vllm_plugin import compat
 
 def install() -> None:
     """Put :func:`normalized` in the place of vLLM's method. Safe to call again."""
-    setattr(compat.DRAFT_CONTEXT_KEYS.owner(), compat.DRAFT_CONTEXT_KEYS.target.rpartition(".")[2], normalized)
+    compat.DRAFT_CONTEXT_KEYS.wrap(lambda _: normalized)
 
 
 def normalized(drafter: Any, all_k: Any) -> Any:

@@ -4,7 +4,6 @@ vLLM spawns all processes there, since OpenMP is bound by variables that a libra
 for workers, which are spawned still; the engine itself computes nothing.
 """
 
-import functools
 import multiprocessing
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +14,7 @@ from thor_spec.vllm_plugin.options import NAME
 
 def install() -> None:
     """Have engines forked. Safe to call again."""
-    stock = compat.ENGINE_PROCESSES.resolve()
-    if not hasattr(stock, "__wrapped__"):
-        setattr(compat.ENGINE_PROCESSES.owner(), stock.__name__, functools.wraps(stock)(forked(stock)))
+    compat.ENGINE_PROCESSES.wrap(forked)
 
 
 def forked(stock: Callable[..., None]) -> Callable[..., None]:

@@ -12,7 +12,6 @@ that is given such a block does not get the bits that it gets without the cache.
 kept (retention 0); but attention blocks are, and a later request at the same place adds a state to them.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,6 @@ from packaging.version import Version
 
 from thor_spec.vllm_plugin import compat, drafting
 from thor_spec.vllm_plugin.reuse import Account
-from thor_spec.vllm_plugin.seam import Seam
 
 MENDED_IN = Version("0.33")
 WITHOUT_DROP = ("dflash", "dspark")
@@ -29,19 +27,13 @@ WITHOUT_DROP = ("dflash", "dspark")
 
 def install(vllm: str) -> None:
     """Put the mends into vLLM's classes, as far as version ``vllm`` needs them. Safe to call again."""
-    _around(compat.RECORD_LOOKUP, accounted)
-    _around(compat.ENTER_BLOCKS, prompts_only)
-    _around(compat.ALIGNED_SPLIT, at_blocks)
-    _around(compat.SCHEDULE, drafting.chosen)
-    _around(compat.UPDATE_FROM_OUTPUT, drafting.observed)
+    compat.RECORD_LOOKUP.wrap(accounted)
+    compat.ENTER_BLOCKS.wrap(prompts_only)
+    compat.ALIGNED_SPLIT.wrap(at_blocks)
+    compat.SCHEDULE.wrap(drafting.chosen)
+    compat.UPDATE_FROM_OUTPUT.wrap(drafting.observed)
     if Version(vllm) < MENDED_IN:
-        _around(compat.BLOCK_DROP, without_drop)
-
-
-def _around(seam: Seam, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    stock = seam.resolve()
-    if not hasattr(stock, "__wrapped__"):
-        setattr(seam.owner(), stock.__name__, functools.wraps(stock)(wrap(stock)))
+        compat.BLOCK_DROP.wrap(without_drop)
 
 
 def without_drop(stock: Callable[..., Any]) -> Callable[..., Any]:

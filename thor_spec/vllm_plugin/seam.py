@@ -10,6 +10,7 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,14 @@ class Seam:
     def owner(self) -> Any:
         """Import and return what holds the target: its class, or its module."""
         return functools.reduce(getattr, self.target.partition(":")[2].split(".")[:-1], self.module())
+
+    def wrap(self, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Put what ``wrapper`` makes of the target into its place, once. Raises: SeamMovedError."""
+        stock = self.resolve()
+        if not hasattr(stock, "thor_spec"):
+            wrapped: Any = functools.wraps(stock)(wrapper(stock))
+            wrapped.thor_spec = True
+            setattr(self.owner(), self.target.rpartition(":")[2].rpartition(".")[2], wrapped)
 
     def problem(self) -> str | None:
         """Return what moved, in words that say what to do; None if nothing did."""

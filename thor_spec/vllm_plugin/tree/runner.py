@@ -3,7 +3,6 @@
 Wrapped on first use, since the modules are heavy; engines without ``auto`` pass through.
 """
 
-import functools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 
 from thor_spec.vllm_plugin import compat
-from thor_spec.vllm_plugin.seam import Seam
 from thor_spec.vllm_plugin.tree import choice
 from thor_spec.vllm_plugin.tree.budget import Budget
 
@@ -23,21 +21,10 @@ CONTEXTS = (256, 4096, 32768)
 
 def install() -> None:
     """Wrap what is needed. Safe to call again."""
-    for seam, wrap in (
-        (compat.EXECUTE_MODEL, _execute),
-        (compat.SAMPLE_TOKENS, _sample),
-        (compat.CAPTURE_MODEL, _capture),
-        (compat.GRAPH_CANDIDATES, _candidates),
-    ):
-        _around(seam, wrap)
-
-
-def _around(seam: Seam, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    stock = seam.resolve()
-    if not hasattr(stock, "thor_spec"):
-        wrapped: Any = functools.wraps(stock)(wrap(stock))
-        wrapped.thor_spec = True
-        setattr(seam.owner(), stock.__name__, wrapped)
+    compat.EXECUTE_MODEL.wrap(_execute)
+    compat.SAMPLE_TOKENS.wrap(_sample)
+    compat.CAPTURE_MODEL.wrap(_capture)
+    compat.GRAPH_CANDIDATES.wrap(_candidates)
 
 
 def _budget(runner: Any) -> Budget | None:
