@@ -4,9 +4,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from thor_spec.vllm_plugin import interpreter
 from thor_spec.vllm_plugin.options import NAME as PLUGIN
@@ -15,15 +15,83 @@ from thor_spec.vllm_plugin.seam import has_gpu_build
 ROOT = Path(__file__).parent.parent
 
 
-def run_again(*arguments: str, what: str, log: Path, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Run this script with its own arguments and these; return the JSON object of its last line.
+MARK = "ANSWER "
 
-    Args:
-        what: of the engine, for the message should it fail.
-        log: where its errors go.
-        environment: what is set unless the caller's environment says otherwise.
+
+class Engine:
+    """A process of this script that answers questions, so that several engines can be measured turn about.
+
+    The script hands its answers to ``serve``. Engines that wait for a question leave the GPU to the others.
     """
-    variables = {
+
+    def __init__(
+        self,
+        *arguments: str,
+        what: str,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        over: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start this script with its own arguments and these.
+
+        Args:
+            what: of the engine, for the message should it fail.
+            log: where its errors go.
+            environment: what is set unless the caller's environment says otherwise.
+            over: what is set whatever that says; what an engine with our plugin needs by default.
+        """
+        self.what, self.log = what, log
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(sys.argv[0]).resolve()), *sys.argv[1:], *arguments],
+            cwd=ROOT,
+            env={**(environment or {}), **os.environ, **(variables() if over is None else over)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log.open("w"),
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def ask(self, question: Any = None) -> Any:
+        """Return the answer to a question; both are anything that JSON holds."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # what it died of is in its log
+        printed: list[str] = []
+        for line in self.process.stdout:
+            if line.startswith(MARK):
+                return json.loads(line.removeprefix(MARK))
+            printed.append(line)
+        self.process.wait()
+        raise SystemExit(f"{self.what} failed:\n{self.log.read_text()[-6000:]}\n{''.join(printed)[-3000:]}")
+
+
+def serve(answer: Callable[[Any], Any]) -> None:
+    """In the process of an ``Engine``: answer questions until there are no more."""
+    for line in sys.stdin:
+        print(MARK + json.dumps(answer(json.loads(line))), flush=True)
+    os._exit(0)  # the memory is free at once
+
+
+def run_again(*arguments: str, what: str, log: Path, environment: Mapping[str, str] | None = None) -> Any:
+    """Run this script with its own arguments and these; return its answer to one question."""
+    with Engine(*arguments, what=what, log=log, environment=environment) as engine:
+        return engine.ask()
+
+
+def variables() -> dict[str, str]:
+    """Return what an engine with our plugin needs, within the process that asks it."""
+    found = {
         "VLLM_PLUGINS": PLUGIN,
         "VLLM_USE_V2_MODEL_RUNNER": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -31,19 +99,4 @@ def run_again(*arguments: str, what: str, log: Path, environment: Mapping[str, s
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
     }
-    if not has_gpu_build():
-        variables |= interpreter.environment(os.environ.get("PYTHONPATH", ""))
-    with log.open("w") as errors:
-        done = subprocess.run(
-            [sys.executable, str(Path(sys.argv[0]).resolve()), *sys.argv[1:], *arguments],
-            cwd=ROOT,
-            env={**(environment or {}), **os.environ, **variables},
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            check=False,
-        )
-    if done.returncode:
-        raise SystemExit(f"{what} failed:\n{log.read_text()[-6000:]}\n{done.stdout[-3000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return found if has_gpu_build() else found | interpreter.environment(os.environ.get("PYTHONPATH", ""))

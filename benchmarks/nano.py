@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from engine_process import run_again
+from engine_process import run_again, serve
 from record import write
 
 from thor_spec.vllm_plugin.options import NAME as PLUGIN
@@ -30,8 +30,7 @@ PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 def main() -> None:
     options = parse()
     if options.one is not None:
-        print(json.dumps(measure(options, *options.one)))
-        return
+        serve(lambda _: measure(options, *options.one))
     prompts = read_prompts(options)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.gpus) as pool:
         arms = [(0, 0), *((drafts, 0) for drafts in options.drafts)]
@@ -88,10 +87,11 @@ def called(drafts: int, window: int) -> str:
 
 def in_a_process(arm: tuple[int, int], folder: Path, gpu: str) -> dict[str, Any]:
     """Return what ``measure`` returns, from a process of its own, on the GPU of that number."""
-    return run_again(
+    found: dict[str, Any] = run_again(
         "--one", *map(str, arm), what=f"the engine with {called(*arm)}", log=folder / f"{arm}.log",
         environment={"CUDA_VISIBLE_DEVICES": gpu},
     )  # fmt: skip
+    return found
 
 
 def measure(options: argparse.Namespace, drafts: int, window: int) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def measure(options: argparse.Namespace, drafts: int, window: int) -> dict[str, 
         max_num_seqs=options.batch,
         seed=options.seed,
         enforce_eager=options.eager or not gpu,
-        **({"gpu_memory_utilization": 0.5} if gpu else {"kv_cache_memory_bytes": 1 << 30}),
+        **({"gpu_memory_utilization": 0.1} if gpu else {"kv_cache_memory_bytes": 1 << 30}),
     )
     found = {}
     for kind, rows in read_prompts(options).items():

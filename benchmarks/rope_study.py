@@ -11,13 +11,16 @@ does (exact McNemar test). Speed says something on a GPU alone: without one, vLL
 
 import argparse
 import json
-import os
-import subprocess
+import statistics
 import sys
+import tempfile
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from engine_process import Engine, serve
 from record import paired_ratio, write
 
 from thor_spec import record as records
@@ -25,18 +28,18 @@ from thor_spec.config import resolve
 from thor_spec.eval import plots, study
 from thor_spec.nano import shipped
 from thor_spec.serve.plan import make_plan
-from thor_spec.vllm_plugin import scoring
+from thor_spec.vllm_plugin import compat, scoring
 
 TYPES = ("yarn", "longrope", "linear", "identity_beyond_native", "nope")
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 ROUNDS = 5
+SHARE = ("--gpu-memory-utilization", "0.1")  # so that engines fit beside each other
 
 
 def main() -> None:
     options = parse()
     if options.speed is not None:
-        print(json.dumps(measured(options.speed)))
-        return
+        serve(speeds(options.speed))
     found: dict[str, Any] = {"ppl": {}, "niah": {}}
     for factor in options.factors:
         length = int(options.native * factor)
@@ -48,6 +51,7 @@ def main() -> None:
             "lengths": [length],
             "corpus": options.corpus,
             "seed": options.seed,
+            "options": {"vllm_args": SHARE},
             "tell": lambda line: print(line, file=sys.stderr, flush=True),
         }
         where = options.out / f"{factor:g}x"
@@ -111,54 +115,54 @@ def helps(ratio: float, bounds: list[float] | None) -> str:
 
 def speed(options: argparse.Namespace) -> dict[str, Any]:
     """Return tokens per second of vLLM without the plugin and of ``default`` through it, in pairs, turn about."""
-    plain = make_plan(resolve({"model": options.model, "draft": "none", "max_seqs": 1}))
-    roped = make_plan(resolve({"model": options.model, "draft": "none", "max_seqs": 1, "rope": "default"}))
-    speeds: dict[str, list[dict[str, float]]] = {"stock": [], "default": []}
-    for turn in range(options.rounds):
-        for arm in ("stock", "default") if turn % 2 == 0 else ("default", "stock"):
-            plan = roped if arm == "default" else plain
-            argv = scoring.engine_flags(plan.argv)
-            variables = plan.child_environment()
+    runs: dict[str, list[dict[str, float]]] = {"stock": [], "default": []}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        engines = {}
+        for arm in runs:
+            flags = {"model": options.model, "draft": "none", "max_seqs": 1, "vllm_args": SHARE}
+            plan = make_plan(resolve(flags | ({"rope": "default"} if arm == "default" else {})))
+            argv, variables = scoring.engine_flags(plan.argv), plan.child_environment()
             if arm == "stock":
                 variables["VLLM_PLUGINS"] = ""
                 at = argv.index("--additional-config") + 1
                 argv[at] = json.dumps({k: v for k, v in json.loads(argv[at]).items() if k != "thor_spec"})
             variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-            command = [sys.executable, __file__, "--speed", json.dumps(argv)]
-            ended = subprocess.run(
-                command, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True, check=True
-            )
-            speeds[arm].append(json.loads(ended.stdout.splitlines()[-1]))
-            print(f"speed {turn + 1}/{options.rounds} {arm}: {speeds[arm][-1]}", file=sys.stderr, flush=True)
+            process = Engine("--speed", json.dumps(argv), what=arm, log=Path(folder) / arm, over=variables)
+            engines[arm] = stack.enter_context(process)
+        for turn in range(options.rounds + 1):  # the first warms up
+            for arm in runs if turn % 2 == 0 else reversed(runs):
+                found = engines[arm].ask(turn)
+                if turn:
+                    runs[arm].append(found)
+                print(f"speed {turn}/{options.rounds} {arm}: {found}", file=sys.stderr, flush=True)
     return {
-        "runs": speeds,
+        "runs": runs,
         **{
-            what: paired_ratio([run[what] for run in speeds["default"]], [run[what] for run in speeds["stock"]])
+            what: paired_ratio([run[what] for run in runs["default"]], [run[what] for run in runs["stock"]])
             for what in ("prefill_tok_s", "decode_tok_s")
         },
     }
 
 
-def measured(argv: list[str]) -> dict[str, float]:
-    """Return the speed of one engine: the median of five prompts of 4096 tokens, each continued by 128."""
-    import statistics
-
-    from thor_spec.vllm_plugin import compat
-
+def speeds(argv: list[str]) -> Callable[[int], dict[str, float]]:
+    """Start an engine; return what measures it: the median of five prompts of 4096 tokens, each continued by 128."""
     arguments = compat.ENGINE_ARGUMENTS.resolve()
     parser = arguments.__self__.add_cli_args(compat.ARGUMENT_PARSER.resolve()())
     engine = compat.OFFLINE_ENGINE.resolve()(arguments(parser.parse_args([*argv, "--no-enable-prefix-caching"])))
     params = compat.SAMPLING_PARAMS.resolve()
-    times: dict[int, list[float]] = {1: [], 129: []}
-    for turn in range(6):
-        for tokens in times:
-            prompt = {"prompt_token_ids": [300 + (i * 7 + turn) % 3000 for i in range(4096)]}
-            began = time.perf_counter()
-            engine.generate([prompt], params(max_tokens=tokens, temperature=0, ignore_eos=True), use_tqdm=False)
-            if turn:  # the first warms up
-                times[tokens].append(time.perf_counter() - began)
-    first, whole = statistics.median(times[1]), statistics.median(times[129])
-    return {"prefill_tok_s": 4096 / first, "decode_tok_s": 128 / (whole - first)}
+
+    def seconds(prompt: list[int], tokens: int) -> float:
+        began = time.perf_counter()
+        settings = params(max_tokens=tokens, temperature=0, ignore_eos=True)
+        engine.generate([{"prompt_token_ids": prompt}], settings, use_tqdm=False)
+        return time.perf_counter() - began
+
+    def measure(turn: int) -> dict[str, float]:
+        prompts = [[300 + (7 * i + 5 * turn + n) % 3000 for i in range(4096)] for n in range(5)]
+        first, whole = (statistics.median(seconds(prompt, tokens) for prompt in prompts) for tokens in (1, 129))
+        return {"prefill_tok_s": 4096 / first, "decode_tok_s": 128 / (whole - first)}
+
+    return measure
 
 
 def parse() -> argparse.Namespace:
@@ -171,7 +175,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=8, help="texts of each length")
     parser.add_argument("--needles", type=int, default=16, help="needles at each depth")
     parser.add_argument("--choice", action="store_true", help="needles by likelihood: for models that cannot answer")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="pairs of engines whose speed is compared")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns in which the speeds are compared")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/rope"))
     parser.add_argument("--speed", type=json.loads, help=argparse.SUPPRESS)

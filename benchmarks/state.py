@@ -16,7 +16,6 @@ what it has; a run that would not end within ``--minutes`` is not started, and o
 import argparse
 import fnmatch
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import qwen35
-from engine_process import run_again
+from engine_process import run_again, serve
 from record import write
 
 from thor_spec.vllm_plugin.options import NAME as PLUGIN
@@ -82,8 +81,7 @@ RUNS = (
 def main() -> None:
     options = parse()
     if options.one is not None:
-        print(json.dumps(measure(options, RUNS[options.one])), flush=True)
-        os._exit(0)  # nothing is logged behind the result, and the memory is free at once
+        serve(lambda _: measure(options, RUNS[options.one]))
     known: dict[str, Any] = json.loads(options.merge.read_text())["runs"] if options.merge else {}
     settings = {name: value for name, value in vars(options).items() if name not in ("one", "merge")}
     record: Path | None = None
@@ -124,7 +122,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--answer", type=int, default=256)
     parser.add_argument("--single", type=int, default=512, help="tokens answered to one request alone")
     parser.add_argument("--acceptance", type=float, default=5.84, help="tokens per step, where K allows")
-    parser.add_argument("--repetitions", type=int, default=3, help="of the single request")
+    parser.add_argument("--repetitions", type=int, default=5, help="of the single request")
     parser.add_argument("--caching", action="store_true", help="prefix caching, in align mode")
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument(
@@ -143,10 +141,11 @@ def parse() -> argparse.Namespace:
 def in_a_process(run: Run, number: int, folder: Path) -> dict[str, Any]:
     """Return what ``measure`` returns, from a process of its own, or how it failed."""
     try:
-        return run_again(
+        found: dict[str, Any] = run_again(
             "--one", str(number), what=run.name, log=folder / f"{number}.log",
             environment={"VLLM_USE_FLASHINFER_SAMPLER": "0"},  # or the first start compiles it, 100 s
         )  # fmt: skip
+        return found
     except SystemExit as failure:
         return {"failed": str(failure)}
 

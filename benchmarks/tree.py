@@ -5,9 +5,10 @@
     python benchmarks/tree.py --pair tiny --arms chain:7 tree:12,7 --prompts 2 --answer 16      # on a CPU: does it run?
 
 An arm is ``chain:K`` or ``tree:SHAPE``, an engine in a process of its own, captured in graphs unless ``--eager``. All
-run ``--rounds`` times, the second time in reverse order. With trees, the phases of a step and the numbers of nodes that
-``auto`` chose are written as well. Greedy answers of all arms are compared with those of the
-first: a difference is a tie of two logits, or a fault, and ``thor-spec verify lossless`` tells which.
+engines of a pair wait side by side and are measured turn about, ``--rounds`` times, every other time in reverse order;
+with ``--dummy`` only one fits at a time. With trees, the phases of a step and the numbers of nodes that ``auto`` chose
+are written as well. Greedy answers of all arms are compared with those of the first: a difference is a tie of two
+logits, or a fault, and ``thor-spec verify lossless`` tells which.
 """
 
 import argparse
@@ -16,12 +17,14 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import qwen35
-from engine_process import run_again
-from record import write
+from engine_process import Engine, serve
+from record import paired_ratio, write
 from state import steps as steps_of
 
 from thor_spec.ddtree.shape import TreeShape
@@ -35,19 +38,31 @@ PAIRS = {"tiny": "tiny-hybrid", "nano": "nano-hybrid"}
 def main() -> None:
     options = parse()
     if options.one:
-        print(json.dumps(measure(options, options.one)))
-        return
+        serve(measure(options, options.one))
     runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in options.arms}
+    together = [[arm] for arm in options.arms] if options.dummy else [options.arms]
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(options.rounds):
-            for arm in options.arms if number % 2 == 0 else reversed(options.arms):
-                started = time.time()
-                runs[arm].append(run_again("--one", arm, what=arm, log=Path(folder) / "log"))
-                print(f"{arm}: {time.time() - started:.0f} s", file=sys.stderr, flush=True)
+        for arms in together:
+            for arm, found in turn_about(arms, options.rounds, Path(folder)):
+                runs[arm].append(found)
     settings = {name: value for name, value in vars(options).items() if name != "one"}
     result = {"settings": settings, "runs": runs, "summary": summary(options, runs)}
     print(write("tree", result, seeds={"sampling": 0}))
     print(table(result["summary"]))
+
+
+def turn_about(arms: list[str], rounds: int, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Start an engine for each arm, all at once; yield what they measure, one at a time."""
+    started = time.monotonic()
+    with ExitStack() as stack:
+        engines = {arm: stack.enter_context(Engine("--one", arm, what=arm, log=folder / f"{arm}.log")) for arm in arms}
+        for arm, engine in engines.items():
+            engine.ask("ready?")
+            print(f"{arm}: ready after {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+        for number in range(rounds):
+            for arm in arms if number % 2 == 0 else reversed(arms):
+                yield arm, engines[arm].ask("measure")
+            print(f"round {number + 1}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
 
 
 def parse() -> argparse.Namespace:
@@ -59,14 +74,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--answer", type=int, default=256)
     parser.add_argument("--batch", type=int, default=1, help="requests at once")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--kernel", default="auto", help="gdn_kernel")
     parser.add_argument("--eager", action="store_true")
-    parser.add_argument("--utilization", type=float, default=0.6, help="gpu_memory_utilization")
+    parser.add_argument("--utilization", type=float, help="gpu_memory_utilization of each engine")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.drafter_kv_heads, options.drafter_window = 4, 2048
+    options.utilization = options.utilization or (0.6 if options.dummy else 0.06)
     return options
 
 
@@ -112,20 +127,27 @@ def engine(options: argparse.Namespace, arm: str, folder: Path) -> Any:
     )
 
 
-def measure(options: argparse.Namespace, arm: str) -> dict[str, Any]:
-    """Return, by temperature, what came out and how long it took."""
+def measure(options: argparse.Namespace, arm: str) -> Callable[[str], dict[str, Any]]:
+    """Start an engine; return what measures: by temperature, what came out and how long it took."""
     from thor_spec.gates import prompts
 
     with tempfile.TemporaryDirectory() as folder:
         llm = engine(options, arm, Path(folder))
-        if options.dummy:
-            asked: list[Any] = [
-                {"prompt_token_ids": [(7 * i + j) % 1000 for j in range(128)]} for i in range(options.prompts)
-            ]
-        else:
-            asked = [text for text in (prompts.read() * 9)[: options.prompts]]
-        answer(llm, asked[:1], 0.0, 16, 1)  # warms what only a real step compiles
+    if options.dummy:
+        asked: list[Any] = [
+            {"prompt_token_ids": [(7 * i + j) % 1000 for j in range(128)]} for i in range(options.prompts)
+        ]
+    else:
+        asked = [text for text in (prompts.read() * 9)[: options.prompts]]
+    for temperature in options.temperatures:  # warms what only a real step compiles
+        answer(llm, asked[: options.batch], temperature, 32, options.batch)
+
+    def answers(question: str) -> dict[str, Any]:
+        if question == "ready?":
+            return {}
         return {f"{t:g}": answer(llm, asked, t, options.answer, options.batch) for t in options.temperatures}
+
+    return answers
 
 
 def answer(llm: Any, asked: list[Any], temperature: float, tokens: int, batch: int) -> dict[str, Any]:
@@ -188,26 +210,32 @@ def summary(options: argparse.Namespace, runs: dict[str, list[dict[str, Any]]]) 
     first, found = options.arms[0], {}
     for arm, rounds in runs.items():
         for t in rounds[0]:
-            of = {
+            of: dict[str, Any] = {
                 key: statistics.median(r[t][key] for r in rounds)
                 for key in ("tokens_per_step", "tokens_per_s", "step_ms")
             }
-            base = {key: statistics.median(r[t][key] for r in runs[first]) for key in of}
             pairs = zip(rounds[0][t]["tokens"], runs[first][0][t]["tokens"], strict=True)
-            of |= {f"{key}_ratio": round(of[key] / base[key], 4) for key in base}
+            of |= {
+                f"{key}_ratio": paired_ratio([r[t][key] for r in rounds], [r[t][key] for r in runs[first]])
+                for key in of
+            }
             of["answers_that_differ"] = sum(a != b for a, b in pairs) if t == "0" else None
             found[f"{arm} T={t}"] = of
     return found
 
 
 def table(found: dict[str, Any]) -> str:
-    lines = [f"{'arm':24} {'tok/step':>9} {'tok/s':>9} {'step ms':>9} {'tok/s ratio':>12} {'step ratio':>11} differ"]
+    lines = [f"{'arm':24} {'tok/step':>9} {'tok/s':>9} {'step ms':>9} {'tok/s ratio':>20} {'step ratio':>20} differ"]
     for name, of in found.items():
         lines.append(
             f"{name:24} {of['tokens_per_step']:9.3f} {of['tokens_per_s']:9.1f} {of['step_ms']:9.3f} "
-            f"{of['tokens_per_s_ratio']:12.3f} {of['step_ms_ratio']:11.3f} {of['answers_that_differ']}"
+            f"{ratio(of['tokens_per_s_ratio']):>20} {ratio(of['step_ms_ratio']):>20} {of['answers_that_differ']}"
         )
     return "\n".join(lines)
+
+
+def ratio(found: dict[str, float]) -> str:
+    return f"{found['median']:.3f} ({found['low95']:.3f}-{found['high95']:.3f})"
 
 
 if __name__ == "__main__":

@@ -218,6 +218,7 @@ def generate(case: dict[str, Any]) -> dict[str, Any]:
         enforce_eager=case.get("eager", False),
         enable_prefix_caching=case["caching"],
         kv_cache_memory_bytes=case["cache_bytes"],
+        gpu_memory_utilization=0.3,
         seed=0,
         skip_tokenizer_init=True,
         disable_log_stats=False,
@@ -279,6 +280,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         async_scheduling=False,  # what happens between steps must see the step
         tensor_parallel_size=case.get("tp", 1),
         kv_cache_memory_bytes=case["cache_bytes"],
+        gpu_memory_utilization=0.3,
         enable_prefix_caching=caching,
         prefix_cache_retention_interval=None,  # states of every boundary, those of answers too
         seed=0,
