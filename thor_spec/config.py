@@ -36,6 +36,11 @@ CACHED_CONTROLS = {
 DEFAULT_MODEL = "tiny-hybrid"
 DEFAULT_DRAFT_TOKENS = 7
 HIDDEN = "(hidden)"
+OF_DRAFTS = (
+    "draft_tokens", "accept", "accept_eps", "accept_delta", "acceptance_floor", "adaptive_drafts", "tree", "state",
+    "gdn_kernel", "drafter_window", "rope_drafter",
+)  # fmt: skip
+"""Options that say something about drafts; without a drafter they mean nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +210,8 @@ def resolve(
 ) -> Resolved:
     """Merge ``flags`` over the profile over the defaults. Arguments for vLLM from both are kept, the flags' last.
 
+    ``draft="none"`` among the flags takes with it what a profile says about drafts.
+
     Args:
         flags: value by field name; None stands for a flag that was not given.
         profile: a YAML file, a mapping of the same names, with ``-`` or ``_``; or such values, already read.
@@ -216,6 +223,8 @@ def resolve(
     given = {name: value for name, value in flags.items() if value is not None}
     if given.get("vllm_args") and named.get("vllm_args"):
         given["vllm_args"] = (*named["vllm_args"], *given["vllm_args"])
+    if given.get("draft") == "none":
+        named = {name: value for name, value in named.items() if name not in OF_DRAFTS}
     known = [known.name for known in fields(ServeConfig)]
     origins: dict[str, Origin] = {
         name: "flag" if name in given else "profile" if name in named else "default" for name in known

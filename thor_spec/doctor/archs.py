@@ -13,6 +13,8 @@ from thor_spec.doctor.report import Check, Level
 
 TIMEOUT_S = 120
 _ELF = re.compile(r"\b(sm_\d{2,3}[af]?)\b", re.ASCII)
+_SPARE = {"_qutlass_C": "MXFP4 and NVFP4 products of Qutlass"}
+"""Libraries that a build for other GPUs carries along, by the beginning of their names, and what they are for."""
 _REBUILD = "Take a wheel or an image for this GPU, or build with TORCH_CUDA_ARCH_LIST={}."
 
 
@@ -47,11 +49,13 @@ def check(machine: Machine) -> Iterator[Check]:
     for library in libraries:
         archs = list_archs(tool, library)
         good = not archs or covers(archs, capability)  # a library without GPU code needs none
+        spare = next((what for name, what in _SPARE.items() if library.name.startswith(name)), "")
+        built_for = " ".join(archs) or "no GPU code"
         yield Check(
             name="extensions",
-            level=Level.OK if good else Level.FAIL,
-            detail=f"{library.name}: {' '.join(archs) or 'no GPU code'}",
-            remedy="" if good else _REBUILD.format(wanted),
+            level=Level.OK if good or spare else Level.FAIL,
+            detail=f"{library.name}: {built_for}" + (f"; no {spare} on this GPU" if spare and not good else ""),
+            remedy="" if good or spare else _REBUILD.format(wanted),
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from thor_spec import env
-from thor_spec.config import HIDDEN, Resolved, ServeConfig
+from thor_spec.config import HIDDEN, OF_DRAFTS, Resolved, ServeConfig
 from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.diffusion.settings import FIELDS as DENOISING_FIELDS
 from thor_spec.diffusion.settings import Denoising
@@ -16,7 +16,7 @@ from thor_spec.rope.scheme import ALIASES, Scheme
 from thor_spec.serve import api_key, command, prefix_caching, preflight, rope, speculation
 from thor_spec.serve.checkpoint import Checkpoint, open_checkpoint
 from thor_spec.serve.locate import locate
-from thor_spec.serve.plugin_options import ACCEPTANCE_FIELDS, acceptance, denoising
+from thor_spec.serve.plugin_options import acceptance, denoising
 from thor_spec.serve.prefix_caching import Decision
 from thor_spec.vllm_plugin import compat, gate
 from thor_spec.vllm_plugin.seam import has_gpu_build, version
@@ -167,10 +167,11 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None, 
 
 def _require_its_options(config: ServeConfig, target: Checkpoint) -> None:
     """Raise ConfigError for options that mean nothing to this model: of drafts, or of blocks."""
-    drafting = ("draft_tokens", *ACCEPTANCE_FIELDS, "acceptance_floor", "adaptive_drafts")
     diffuses = target.is_diffusion
     given = [
-        name for name in (drafting if diffuses else DENOISING_FIELDS) if getattr(config, name) not in (None, False)
+        name
+        for name in (OF_DRAFTS if diffuses else DENOISING_FIELDS)
+        if getattr(config, name) not in (None, False, "off")
     ]
     given += ["draft"] if diffuses and config.draft not in (None, "none") else []
     if given:

@@ -81,9 +81,9 @@ class Steps:
     def prepared(self, input_batch: Any, attn_metadata: dict[str, Any], *, for_capture: bool) -> None:
         """Note which rows the coming forward pass verifies."""
         self.pending = None
-        verified = attn_metadata[self.layers[0].prefix].spec_sequence_masks
-        if verified is not None and not for_capture:
-            self.pending = input_batch, verified
+        on = attn_metadata.get(self.layers[0].prefix)  # a dummy step of vLLM's tuning leaves recurrent layers out
+        if on is not None and on.spec_sequence_masks is not None and not for_capture:
+            self.pending = input_batch, on.spec_sequence_masks
 
     def commit(self, idx_mapping: torch.Tensor, computed: torch.Tensor, path: torch.Tensor | None = None) -> None:
         """Fold what the step's rows have gained into their states, and forget the rest.
