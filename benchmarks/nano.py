@@ -116,7 +116,8 @@ def measure(options: argparse.Namespace, drafts: int, window: int) -> dict[str, 
         max_num_seqs=options.batch,
         seed=options.seed,
         enforce_eager=options.eager or not gpu,
-        **({"gpu_memory_utilization": 0.1} if gpu else {"kv_cache_memory_bytes": 1 << 30}),
+        gpu_memory_utilization=0.1,
+        kv_cache_memory_bytes=1 << 30,
     )
     found = {}
     for kind, rows in read_prompts(options).items():

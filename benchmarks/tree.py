@@ -41,14 +41,19 @@ def main() -> None:
         serve(measure(options, options.one))
     runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in options.arms}
     together = [[arm] for arm in options.arms] if options.dummy else [options.arms]
+    settings = {name: value for name, value in vars(options).items() if name != "one"}
+    record: Path | None = None  # written after every turn of all, so that what is cut short keeps what it has
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for arms in together:
-            for arm, found in turn_about(arms, options.rounds, Path(folder)):
-                runs[arm].append(found)
-    settings = {name: value for name, value in vars(options).items() if name != "one"}
-    result = {"settings": settings, "runs": runs, "summary": summary(options, runs)}
-    print(write("tree", result, seeds={"sampling": 0}))
-    print(table(result["summary"]))
+            for arm, measured in turn_about(arms, options.rounds, Path(folder)):
+                runs[arm].append(measured)
+                if len({len(rounds) for rounds in runs.values()}) == 1:
+                    found = summary(options, runs)
+                    result = {"settings": settings, "runs": runs, "summary": found}
+                    record = write("tree", result, seeds={"sampling": 0}, instead_of=record)
+    print(record)
+    print(table(found))
 
 
 def turn_about(arms: list[str], rounds: int, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -123,7 +128,9 @@ def engine(options: argparse.Namespace, arm: str, folder: Path) -> Any:
         },
         additional_config={PLUGIN: ours, **({"gdn_prefill_backend": "triton"} if gpu else {})},
         **({"load_format": "dummy"} if options.dummy else {}),
-        **({"gpu_memory_utilization": options.utilization} if gpu else {"kv_cache_memory_bytes": 256 << 20}),
+        gpu_memory_utilization=options.utilization,
+        # A size that is given is not found by looking at what others take from the GPU at that moment.
+        **({} if options.dummy else {"kv_cache_memory_bytes": (1024 if gpu else 256) << 20}),
     )
 
 

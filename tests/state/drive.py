@@ -216,6 +216,7 @@ def generate(case: dict[str, Any]) -> dict[str, Any]:
         max_num_seqs=8,
         max_num_batched_tokens=case.get("budget"),
         enforce_eager=case.get("eager", False),
+        compilation_config=case.get("compilation", {}),
         enable_prefix_caching=case["caching"],
         kv_cache_memory_bytes=case["cache_bytes"],
         gpu_memory_utilization=0.3,
@@ -277,6 +278,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         max_num_seqs=8,
         max_num_batched_tokens=case["budget"],
         enforce_eager=case.get("eager", True),
+        compilation_config=case.get("compilation", {}),
         async_scheduling=False,  # what happens between steps must see the step
         tensor_parallel_size=case.get("tp", 1),
         kv_cache_memory_bytes=case["cache_bytes"],

@@ -16,6 +16,9 @@ from tests.state.test_engine import run
 from thor_spec.nano import checkpoints
 
 LIMIT = 1200
+AS_WRITTEN = {"compilation": {"backend": "eager"}}
+"""The graphs that vLLM compiles and captures, but their pieces run as they are written: Inductor chooses how a norm is
+summed anew for every graph, which turned a few of 15,000 tokens' last bits, in snapshots as well."""
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(LIMIT)]
 
 
@@ -24,7 +27,7 @@ def tiny() -> dict[str, str]:
     os.environ["VLLM_GDN_DECODE_KERNEL"] = "triton"
     os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"  # or the first start compiles it, 100 s
     target, drafter = (checkpoints.ensure(name) for name in ("tiny-hybrid", checkpoints.PAIRS["tiny-hybrid"]))
-    return {"target": str(target), "drafter": str(drafter), "cache_bytes": 1 << 30}
+    return {"target": str(target), "drafter": str(drafter), "cache_bytes": 1 << 30, **AS_WRITTEN}
 
 
 def pair(common: dict[str, Any], **ours: Any) -> list[dict[str, Any]]:
@@ -72,7 +75,7 @@ def test_answers_are_the_same_under_async_scheduling(tiny: dict[str, str], cachi
 
 def test_wy_answers(tiny: dict[str, str]) -> None:
     """wy rounds in an order of its own, so an answer may part from the others at a near tie; few do."""
-    common = {**tiny, "drafts": 7, "caching": False, "seed": 6, "requests": 64}
+    common = {**tiny, "drafts": 7, "caching": False, "seed": 6, "requests": 64, "compilation": {}}
     theirs, ours = run(*pair(common, gdn_kernel="wy"), timeout=LIMIT)
     same = sum(a == b for a, b in zip(ours["tokens"], theirs["tokens"], strict=True))
     print(f"{same} of 64 answers equal")
