@@ -22,6 +22,7 @@ from thor_spec.sizes import parse_size
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 H200 = int(139.8 * GIB)
+EVIDENCE = Path(__file__).parents[2] / "evidence"
 TARGET = ModelShape.parse("35B", QWEN35_35B)
 DRAFTER = ModelShape.parse("drafter", DRAFTER_35B)
 BASE = Request(memory=H200, utilization=0.75, context=32768, max_seqs=256, state="snapshot")
@@ -66,6 +67,16 @@ def test_capacity_within_3_percent_of_what_was_measured(drafts: int, tokens: int
     found = make(replace(BASE, draft_tokens=drafts), TARGET, DRAFTER if drafts else None)
     assert found.tokens == pytest.approx(tokens, rel=0.03)
     assert found.sequences == pytest.approx(sequences, rel=0.03)
+
+
+@pytest.mark.parametrize("run", ["none", "snapshot K=15 wide", "reconstruct K=15 wide"])
+def test_capacity_within_3_percent_of_what_engines_reported(run: str) -> None:
+    """One state per sequence too; the record of engines on an H200, 256 places, utilization 0.75."""
+    record = json.loads((EVIDENCE / "20261130T124851-state" / "record.json").read_text())
+    drafts = 0 if run == "none" else 15
+    request = replace(BASE, draft_tokens=drafts, state="reconstruct" if "reconstruct" in run else "snapshot")
+    found = make(replace(request, state_dtype="float32"), TARGET, DRAFTER if drafts else None)
+    assert found.sequences == pytest.approx(record["runs"][run]["sequences"], rel=0.03)
 
 
 def test_the_bundled_model_s_capacity_is_exact(
@@ -127,17 +138,19 @@ def test_a_drafter_s_cache_is_spared() -> None:
             "pages": {"state": "reconstruct"},
             "cached": {"state": "reconstruct", "prefix_caching": True},
             "2048": {"state": "reconstruct", "drafter_window": 2048},
-            "1024": {"state": "reconstruct", "drafter_window": 1024},
+            "960": {"state": "reconstruct", "drafter_window": 960},
+            "vLLM's 960": {"state": "snapshot", "drafter_window": 960},
         }.items()
     }
     assert {name: round(plan.sequences, 2) for name, plan in found.items()} == {
-        "snapshot": 10.40, "pages": 26.03, "cached": 22.78, "2048": 41.71, "1024": 42.74,
+        "snapshot": 10.40, "pages": 26.03, "cached": 22.78, "2048": 46.16, "960": 47.42, "vLLM's 960": 12.21,
     }  # fmt: skip
     pages = found["pages"].layout
     assert [group.block_tokens for group in pages.groups] == [1056, 1056, 528, *[None] * 6]
     assert pages.page_bytes * 2 == found["cached"].layout.page_bytes
-    held = found["1024"].layout.groups[2]
-    assert held.blocks(32768) == math.ceil((1023 + 2 * 2048) / 528) + 1
+    held, theirs = found["960"].layout.groups[2], found["vLLM's 960"].layout.groups[2]
+    assert held.blocks(32768) == math.ceil((959 + 4 * 16) / 528) + 1 == 3
+    assert theirs.blocks(32768) == math.ceil((959 + 2 * 2048) / theirs.block_tokens) + 1
     assert held.blocks(600) == 3
     with pytest.raises(ConfigError, match="needs a drafter"):
         make(replace(BASE, drafter_window=1024), TARGET)

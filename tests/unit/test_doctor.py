@@ -188,6 +188,10 @@ def test_extensions_are_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     tool.write_text('#!/bin/sh\n[ "$1" = --list-elf ] && echo "a.sm_90a.cubin"\n')
     failed = [check for check in archs.check(machine) if check.name == "extensions"]
     assert (failed[0].level, failed[0].detail) == (Level.FAIL, "_C.abi3.so: sm_90a")
+    monkeypatch.setattr(archs, "extensions", lambda: [Path("_qutlass_C.abi3.so")])
+    (spare,) = (check for check in archs.check(machine) if check.name == "extensions")
+    assert spare.level is Level.OK
+    assert "no MXFP4 and NVFP4 products of Qutlass on this GPU" in spare.detail
 
 
 @pytest.mark.skipif(archs.cuobjdump() is None, reason="not run: no cuobjdump")
