@@ -3,9 +3,9 @@
     python benchmarks/diffusion.py [--model nano-llada|mini] [--requests 1 8] [--tokens 256] [--sweep] [--smoke]
 
 Every engine runs in a process of its own; all wait side by side and are measured turn about, the plain model among
-them. Fails when captured answers differ from those of the same compiled code without graphs, or, on a CPU, where float32
-is exact enough, when any differs from the plain model's. ``mini`` has LLaDA2.1-mini's dims and made-up weights, eager and
-captured only: no threshold is ever passed, so ``max_denoise_steps`` says how many tokens a forward fills.
+them. Fails when captured answers differ from those of the same compiled code without graphs, or, on a CPU, where
+float32 is exact enough, when any differs from the plain model's. ``mini`` has LLaDA2.1-mini's dims and made-up weights,
+eager and captured only: no threshold is ever passed, so ``max_denoise_steps`` says how many tokens a forward fills.
 """
 
 import argparse
