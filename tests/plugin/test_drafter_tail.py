@@ -14,7 +14,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.single_type_kv_cache_manager import get_manager_for_kv_cache_spec
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
-from thor_spec.vllm_plugin.drafter_tail import TailManager, TailSpec, held_tokens, tail_of
+from thor_spec.vllm_plugin.drafter_tail import TILE, TailManager, TailSpec, held_tokens, tail_of
 
 CONTEXT = 4096
 
@@ -62,7 +62,7 @@ class Request:
         self.scheduled = end
         self.prompt += tokens if prompt else 0
         earliest = end if prompt else min(end, max(self.settled, self.prompt) + 1)  # all drafts may be rejected
-        seen = range(max(earliest - self.window + 1, 0), need)
+        seen = range(max(earliest - self.window + 1 - (TILE - 1), 0), need)  # a tile's keys are loaded, and masked
         for position in seen:
             block = held[position // self.manager.block_size]
             assert not block.is_null, (position, end)
@@ -109,7 +109,7 @@ def test_a_prompt_in_one_step_takes_the_tail_s_blocks() -> None:
     new = manager.allocate_new_blocks("r", 3007, 3000)
     assert len(new) == 188  # one entry for each block of the table
     kept = [i for i, block in enumerate(new) if not block.is_null]
-    assert kept == list(range((3000 - 63 - 16) // 16, 188))
+    assert kept == list(range((3000 - 63 - 16 - TILE) // 16, 188))
     assert free - pool.get_num_free_blocks() == len(kept)
     assert manager.get_num_blocks_to_allocate("q", 3007, [], 0, 0, 3000) == len(kept)
     plain = SlidingWindowSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.bfloat16, sliding_window=64)

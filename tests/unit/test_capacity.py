@@ -138,19 +138,19 @@ def test_a_drafter_s_cache_is_spared() -> None:
             "pages": {"state": "reconstruct"},
             "cached": {"state": "reconstruct", "prefix_caching": True},
             "2048": {"state": "reconstruct", "drafter_window": 2048},
-            "960": {"state": "reconstruct", "drafter_window": 960},
-            "vLLM's 960": {"state": "snapshot", "drafter_window": 960},
+            "864": {"state": "reconstruct", "drafter_window": 864},
+            "vLLM's 864": {"state": "snapshot", "drafter_window": 864},
         }.items()
     }
     assert {name: round(plan.sequences, 2) for name, plan in found.items()} == {
-        "snapshot": 10.40, "pages": 26.03, "cached": 22.78, "2048": 46.16, "960": 47.42, "vLLM's 960": 12.21,
+        "snapshot": 10.40, "pages": 26.03, "cached": 22.78, "2048": 45.55, "864": 47.42, "vLLM's 864": 12.21,
     }  # fmt: skip
     pages = found["pages"].layout
     assert [group.block_tokens for group in pages.groups] == [1056, 1056, 528, *[None] * 6]
     assert pages.page_bytes * 2 == found["cached"].layout.page_bytes
-    held, theirs = found["960"].layout.groups[2], found["vLLM's 960"].layout.groups[2]
-    assert held.blocks(32768) == math.ceil((959 + 4 * 16) / 528) + 1 == 3
-    assert theirs.blocks(32768) == math.ceil((959 + 2 * 2048) / theirs.block_tokens) + 1
+    held, theirs = found["864"].layout.groups[2], found["vLLM's 864"].layout.groups[2]
+    assert held.blocks(32768) == math.ceil((863 + 128 + 4 * 16) / 528) + 1 == 3
+    assert theirs.blocks(32768) == math.ceil((863 + 2 * 2048) / theirs.block_tokens) + 1
     assert held.blocks(600) == 3
     with pytest.raises(ConfigError, match="needs a drafter"):
         make(replace(BASE, drafter_window=1024), TARGET)

@@ -21,6 +21,7 @@ from thor_spec.capacity.shape import DTYPE_BYTES, Attention, ModelShape
 StateKind = Literal["snapshot", "reconstruct"]
 
 KERNEL_BLOCK_TOKENS = 16
+TILE_TOKENS = 128  # as vllm_plugin.drafter_tail.TILE
 PADDING_LIMIT = 1.5  # vLLM pads a kind with few more layers rather than splitting it
 
 
@@ -124,7 +125,7 @@ def layout(
         if _alike(target.attention, drafter.attention):
             kinds = [_Kind(target.attention.layers + full, tokens)]
         if window is not None:
-            behind = batches * (2 * (drafts + 1) if ours else batched_tokens)  # see vllm_plugin.drafter_tail
+            behind = TILE_TOKENS + 2 * batches * (drafts + 1) if ours else batches * batched_tokens
             kinds.append(_Kind(sliding, cut, held_tokens=window - 1 + behind))
         page = wide
     if delta:

@@ -13,15 +13,18 @@ from thor_spec.vllm_plugin import compat
 
 _Spec: Any = compat.WINDOW_SPEC.resolve()
 _Manager: Any = compat.WINDOW_MANAGER.resolve()
+TILE = 128
+"""Keys that an attention kernel loads at once, at most: it may load, and mask, so many less one below the window. What
+is given back may be another sequence's state by then, and a masked NaN is still one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TailSpec(_Spec):
-    """vLLM's sliding window, of which ``extra_retained_tokens`` covers what may be rejected of steps under way."""
+    """vLLM's sliding window; ``extra_retained_tokens`` are a tile's, and what may be rejected of steps under way."""
 
     def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int:  # noqa: ARG002
         """Return the most blocks that a sequence holds at a time, one for a window that begins within a block."""
-        held = min(held_tokens(self.sliding_window, self.extra_retained_tokens), max_model_len)
+        held = min(held_tokens(self.sliding_window, self.extra_retained_tokens - TILE), max_model_len)
         return cdiv(held, self.block_size) + 1
 
 
@@ -68,12 +71,12 @@ def tail_of(spec: Any, vllm_config: Any) -> Any:
         return spec
     fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__}
     under_way = vllm_config.max_concurrent_batches * (vllm_config.num_speculative_tokens + 1)
-    return TailSpec(**{**fields, "extra_retained_tokens": under_way})
+    return TailSpec(**{**fields, "extra_retained_tokens": under_way + TILE})
 
 
 def held_tokens(window: int, under_way: int) -> int:
-    """Return the most tokens of a sequence that the drafter keeps at a time: the window, rejected ones, and drafts."""
-    return window - 1 + 2 * under_way
+    """Return the most tokens of a sequence that are kept at a time: window, tile, rejected ones, and fresh drafts."""
+    return window - 1 + TILE + 2 * under_way
 
 
 def cdiv(a: int, b: int) -> int:
