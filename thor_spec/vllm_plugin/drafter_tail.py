@@ -20,11 +20,24 @@ is given back may be another sequence's state by then, and a masked NaN is still
 
 @dataclass(frozen=True, kw_only=True)
 class TailSpec(_Spec):
-    """vLLM's sliding window; ``extra_retained_tokens`` are a tile's, and what may be rejected of steps under way."""
+    """vLLM's sliding window, and what stays readable below it."""
+
+    under_way: int = 0
+    """Tokens that may be rejected of steps under way. A field of ours: vLLM writes ``extra_retained_tokens`` itself."""
+
+    @property
+    def num_retained_tokens(self) -> int:
+        """Return the tokens below a step's first one that stay readable; the worker clears entries below."""
+        return int(self.sliding_window - 1 + self.extra_retained_tokens + self.margin)
+
+    @property
+    def margin(self) -> int:
+        """Return how many of them are below the window."""
+        return TILE + self.under_way
 
     def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int:  # noqa: ARG002
         """Return the most blocks that a sequence holds at a time, one for a window that begins within a block."""
-        held = min(held_tokens(self.sliding_window, self.extra_retained_tokens - TILE), max_model_len)
+        held = min(self.num_retained_tokens + self.under_way, max_model_len)  # drafts are fewer than those under way
         return cdiv(held, self.block_size) + 1
 
 
@@ -59,10 +72,14 @@ class TailManager(_Manager):
         added: list[Any] = super().allocate_new_blocks(request_id, num_tokens, num_tokens_main_model)
         return passed + added
 
+    def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
+        """Return how many tokens nobody reads any more."""
+        skipped: int = super().get_num_skipped_tokens(num_computed_tokens - self.kv_cache_spec.margin)
+        return skipped
+
     def _first(self, tokens: int) -> int:
         """Return the first block that the drafter may see behind a step that ends at ``tokens``."""
-        skipped: int = self.get_num_skipped_tokens(tokens)
-        return skipped // int(self.block_size)
+        return self.get_num_skipped_tokens(tokens) // int(self.block_size)
 
 
 def tail_of(spec: Any, vllm_config: Any) -> Any:
@@ -71,12 +88,7 @@ def tail_of(spec: Any, vllm_config: Any) -> Any:
         return spec
     fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__}
     under_way = vllm_config.max_concurrent_batches * (vllm_config.num_speculative_tokens + 1)
-    return TailSpec(**{**fields, "extra_retained_tokens": under_way + TILE})
-
-
-def held_tokens(window: int, under_way: int) -> int:
-    """Return the most tokens of a sequence that are kept at a time: window, tile, rejected ones, and fresh drafts."""
-    return window - 1 + TILE + 2 * under_way
+    return TailSpec(**fields, under_way=under_way)
 
 
 def cdiv(a: int, b: int) -> int:
