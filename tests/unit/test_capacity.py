@@ -84,10 +84,21 @@ def test_the_bundled_model_s_capacity_is_exact(
 ) -> None:
     """As engines on a CPU reported it, with 1 GiB of cache."""
     monkeypatch.setattr(cuda, "probe", lambda: None)
-    assert _plan(capsys, "nano", "--kv-cache-memory", "1GiB")["kv_cache_tokens"] == 250_406
-    assert _plan(capsys, "nano", "--kv-cache-memory", "1GiB", "--state", "snapshot")["kv_cache_tokens"] == 190_650
-    without = _plan(capsys, "nano", "--kv-cache-memory", "1GiB", "--draft", "none")  # prefixes are cached then
+    assert _plan(capsys, "tiny", "--kv-cache-memory", "1GiB")["kv_cache_tokens"] == 250_406
+    assert _plan(capsys, "tiny", "--kv-cache-memory", "1GiB", "--state", "snapshot")["kv_cache_tokens"] == 190_650
+    without = _plan(capsys, "tiny", "--kv-cache-memory", "1GiB", "--draft", "none")  # prefixes are cached then
     assert (without["kv_cache_tokens"], without["sequences"]) == (441_505, 53.89)
+
+
+def test_the_trained_pair_s_profile_is_planned_as_its_folders_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "probe", lambda: None)
+    target, drafter = (str(shipped.find(name)) for name in (shipped.TARGET, shipped.DRAFTER))
+    named = _plan(capsys, "nano", "--kv-cache-memory", "1GiB")
+    folders = _plan(capsys, target, "--draft", drafter, "--draft-tokens", "7", "--kv-cache-memory", "1GiB")
+    for what in ("kv_cache_tokens", "sequences"):
+        assert named[what] == folders[what]
 
 
 @pytest.mark.skipif(shipped.find(shipped.DIFFUSION) is None, reason="nano-llada is not shipped here")
@@ -113,7 +124,7 @@ def test_whose_memory_is_planned(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, gpu: Gpu, utilization: float | None
 ) -> None:
     monkeypatch.setattr(cuda, "probe", lambda: gpu)
-    request = _plan(capsys, "nano", "--kv-cache-memory", "1GiB")["request"]
+    request = _plan(capsys, "tiny", "--kv-cache-memory", "1GiB")["request"]
     assert (request["engine"], request["utilization"]) == ("cuda", utilization)
     assert (request["memory"] == gpu.total_bytes) is (utilization is not None)
     assert (request["floor"] > 0) is (utilization is None)
