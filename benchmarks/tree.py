@@ -6,9 +6,10 @@
 
 An arm is ``chain:K`` or ``tree:SHAPE``, an engine in a process of its own, captured in graphs unless ``--eager``. All
 engines of a pair wait side by side and are measured turn about, ``--rounds`` times, every other time in reverse order;
-with ``--dummy`` only one fits at a time. With trees, the phases of a step and the numbers of nodes that ``auto`` chose
-are written as well. Greedy answers of all arms are compared with those of the first: a difference is a tie of two
-logits, or a fault, and ``thor-spec verify lossless`` tells which.
+with ``--dummy`` only one fits at a time. With trees, the phases of a step are written as well, and of ``auto`` the
+numbers of nodes that it chose, and what it takes steps to cost and drafts to bring. Greedy answers of all arms are
+compared with those of the first: a difference is a tie of two logits, or a fault, and ``thor-spec verify lossless``
+tells which.
 """
 
 import argparse
@@ -153,7 +154,8 @@ def measure(options: argparse.Namespace, arm: str) -> Callable[[str], dict[str, 
     def answers(question: str) -> dict[str, Any]:
         if question == "ready?":
             return {}
-        return {f"{t:g}": answer(llm, asked, t, options.answer, options.batch) for t in options.temperatures}
+        found = {f"{t:g}": answer(llm, asked, t, options.answer, options.batch) for t in options.temperatures}
+        return found | ({"known": known} if (known := known_of(llm)) else {})
 
     return answers
 
@@ -188,10 +190,20 @@ def answer(llm: Any, asked: list[Any], temperature: float, tokens: int, batch: i
     }
 
 
+def trees_of(llm: Any) -> Any:
+    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    return getattr(runner.model_state, "trees", None)
+
+
+def known_of(llm: Any) -> dict[str, Any] | None:
+    """Return what ``auto`` takes steps to cost and drafts to bring by now; None for other arms."""
+    budget = getattr(trees_of(llm), "budget", None)
+    return budget.known() if budget is not None else None
+
+
 def host_counts(llm: Any) -> dict[str, Any]:
     """Return what an engine with trees has counted so far: nanoseconds by phase, and steps by chosen nodes."""
-    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-    if (trees := getattr(runner.model_state, "trees", None)) is None:
+    if (trees := trees_of(llm)) is None:
         return {}
     found = {"phases": trees.clock.counted.counts.copy()}
     return found | ({"budgets": trees.budget.counted.counts.copy()} if trees.budget is not None else {})
@@ -217,7 +229,7 @@ def summary(options: argparse.Namespace, runs: dict[str, list[dict[str, Any]]]) 
     """Return medians, ratios to the first arm, and greedy answers that differ from its."""
     first, found = options.arms[0], {}
     for arm, rounds in runs.items():
-        for t in rounds[0]:
+        for t in (name for name in rounds[0] if name != "known"):
             of: dict[str, Any] = {
                 key: statistics.median(r[t][key] for r in rounds)
                 for key in ("tokens_per_step", "tokens_per_s", "step_ms")

@@ -38,6 +38,7 @@ from thor_spec.kernels.state_commit.plan import Layer, Layers, Plan, Step
 from thor_spec.kernels.tree_attention import kernel as tree_attention
 from thor_spec.kernels.tree_attention.tiles import Tiles as Attention
 from thor_spec.kernels.tree_build import kernel as tree_build
+from thor_spec.kernels.tree_build.reference import Layout
 from thor_spec.kernels.tree_paths import kernel as tree_paths
 from thor_spec.kernels.tree_paths.reference import allocate
 from thor_spec.kernels.tree_rows import kernel as tree_rows
@@ -267,17 +268,19 @@ def steps_of_trees(width: int) -> list[tuple[str, Any]]:
     )  # fmt: skip
     rows = Rows(
         row_parents=slots, lengths=trees.accepted, offsets=torch.zeros(64, dtype=torch.int64), path=slots,
-        accepted=trees.accepted,
+        positions=torch.zeros(64, dtype=torch.int64), accepted=trees.accepted, paths=allocate(2, width, "cpu"),
     )  # fmt: skip
+    layout = Layout(*(torch.zeros(width, dtype=i32),) * 3)
     tokens, starts, first = torch.zeros(width, dtype=torch.int64), torch.zeros(2, dtype=i32), one.long()
     likely, yes = torch.zeros(1, width), torch.ones(1, dtype=torch.bool)
     scores = torch.zeros(1, 15, 16)
     return [
-        ("tree_build", lambda: tree_build.build_trees(scores, scores.long(), yes, nodes=width - 1)),
-        ("tree_rows", lambda: tree_rows.lay_rows(rows, slots, slots, first, yes, starts, one)),
-        ("tree_rows order", lambda: tree_rows.path_order(tokens, slots, trees.accepted, first, starts)),
+        ("tree_build", lambda: tree_build.build_trees(scores, scores.long(), yes, nodes=width - 1, slots=one)),
+        ("tree_build widths", lambda: tree_build.lay_widths(layout, scores.long(), yes, slots=one)),
+        ("tree_rows", lambda: tree_rows.lay_rows(rows, slots, slots, one, yes, starts, one, tokens)),
+        ("tree_rows order", lambda: tree_rows.path_order(tokens, slots[:1], trees.accepted, starts)),
         ("tree_walk", lambda: tree_walk.tree_walk(trees, tokens, tokens, starts, first)),
-        ("tree_sums", lambda: tree_sums.tree_sums(likely, scores, one, trees.accepted, first)),
+        ("tree_sums", lambda: tree_sums.tree_sums(likely, scores, one, trees.accepted)),
         ("tree_walk relaxed", lambda: tree_walk.tree_walk(trees, tokens, tokens, starts, first, likely)),
     ]
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from thor_spec.ddtree import best_first
+from thor_spec.ddtree.shape import TreeShape
 from thor_spec.kernels.tree_build import kernel, reference
-from thor_spec.kernels.tree_build.reference import Trees
+from thor_spec.kernels.tree_build.reference import Layout, Trees
 
 Build = Callable[..., Trees]
 BUILDS = [pytest.param(reference.build_trees, id="torch"), pytest.param(kernel.build_trees, id="triton")]
@@ -72,6 +73,63 @@ def test_more_nodes_than_candidates_and_a_spine(build: Build) -> None:
     free = build(scores, tokens, no_chains, nodes=9)
     assert len(rest) == 3
     assert found.parents.tolist() != free.parents.tolist()
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("nodes", [3, 9])
+def test_straight_ones_are_chains_with_the_scores_of_trees(build: Build, nodes: int) -> None:
+    scores, tokens = marginals(4, 3, 5, 6)
+    chains = torch.tensor([False, True, False])
+    free, found = (build(scores, tokens, chains, nodes=nodes, straight=straight) for straight in (False, True))
+    chained = build(scores, tokens, torch.ones(3, dtype=torch.bool), nodes=nodes)
+    assert torch.equal(found.scores, free.scores)
+    assert torch.equal(found.parents, chained.parents)
+    assert torch.equal(found.depths, chained.depths)
+    assert torch.equal(found.tokens[:, :5], chained.tokens[:, :5])
+    assert found.tokens.min() >= 0
+    assert not torch.equal(free.parents, chained.parents)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_trees_go_where_their_requests_are(build: Build) -> None:
+    scores, tokens = marginals(5, 3, 4, 5)
+    slots, out = torch.tensor([4, 0, 2], dtype=torch.int32), Trees.allocate(5, 6, "cpu")
+    for buffer in vars_of(out):
+        buffer.fill_(-7)
+    chains = torch.tensor([True, False, False, False, False])
+    want = build(scores, tokens, chains[slots.long()], nodes=6)
+    assert build(scores, tokens, chains, nodes=6, slots=slots, out=out) is out
+    assert torch.equal(out.parents[slots.long()], want.parents)
+    assert torch.equal(out.depths[slots.long()], want.depths)
+    assert torch.equal(out.tokens[:3], want.tokens)
+    assert torch.equal(out.scores[:3], want.scores)
+    assert all((buffer[[1, 3]] == -7).all() for buffer in (out.parents, out.depths))
+    assert all((buffer[3:] == -7).all() for buffer in (out.tokens, out.scores))
+
+
+@pytest.mark.parametrize(
+    "lay", [pytest.param(reference.lay_widths, id="torch"), pytest.param(kernel.lay_widths, id="triton")]
+)
+def test_fixed_widths(lay: Build) -> None:
+    """Every path carries the tokens of its ranks; a request that wants a chain gets one, and padding."""
+    shape = TreeShape(nodes=3 + 6 + 6, depth=3, widths=(3, 2, 1))
+    layout = Layout(*(torch.tensor(x, dtype=torch.int32) for x in shape.layout()))
+    _, tokens = marginals(6, 3, 3, 4)
+    slots, out = torch.tensor([1, 3, 0], dtype=torch.int32), Trees.allocate(4, 15, "cpu")
+    for buffer in vars_of(out):
+        buffer.fill_(-7)
+    lay(layout, tokens, torch.tensor([False, True, False, False]), slots=slots, out=out)
+    ranks = shape.layout()[2]
+    for r, slot in ((1, 3), (2, 0)):
+        assert out.parents[slot].tolist() == list(shape.layout()[0])
+        assert out.depths[slot].tolist() == list(shape.layout()[1])
+        for node in range(1, 16):
+            assert out.tokens[r, node - 1] == tokens[r, out.depths[slot, node] - 1, ranks[node]]
+    assert out.parents[1].tolist() == [-1, 0, 1, 2, *[-1] * 12]
+    assert out.depths[1].tolist() == [0, 1, 2, 3, *[0] * 12]
+    assert out.tokens[0, :3].tolist() == tokens[0, :, 0].tolist()
+    assert out.tokens[0].min() >= 0
+    assert (out.parents[2] == -7).all()
 
 
 def vars_of(trees: Trees) -> tuple[torch.Tensor, ...]:

@@ -12,6 +12,7 @@ from tests.kernels.cases import random_tree
 from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.tree_paths import reference as tree_paths
+from thor_spec.kernels.tree_walk.reference import Trees
 from thor_spec.vllm_plugin import front_door
 from thor_spec.vllm_plugin.tree import choice
 from thor_spec.vllm_plugin.tree.topology import lay_out
@@ -29,7 +30,7 @@ def test_what_is_likely_enough_and_how_it_is_counted() -> None:
     logits = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
     logits[:, 4] = -torch.inf
     counts = torch.zeros(3, 4, 3, dtype=torch.int64)
-    walked = SimpleNamespace(parents=parents, depths=depths)
+    walked: Any = SimpleNamespace(parents=parents, depths=depths)
     sampler: Any = SimpleNamespace(
         _rules=SimpleNamespace(on_device=lambda: (eps, delta, torch.arange(3))),
         _walked=walked,
@@ -48,10 +49,24 @@ def test_what_is_likely_enough_and_how_it_is_counted() -> None:
     walked.accepted = torch.tensor([3, 2, 1], dtype=torch.int32)
     found: Any = SimpleNamespace(tokens=torch.tensor([[0, 2, 3, 0], [0, 3, 0, 0], [3, 0, 0, 0]]))
     choices = torch.tensor([0, 2, 9, 3, 1, 3, 9, 9, 3, 9, 9, 9])  # the second request's first draft was but likely
-    TreeRejectionSampler._settle(sampler, found, choices, starts, slots)
+    TreeRejectionSampler._settle(sampler, walked, found, choices, starts, slots)
     assert counts[0].tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
     assert counts[1].tolist() == [[1, 1, 0], [1, 0, 0], [1, 0, 0], [0, 1, 0]]
     assert counts[2].tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 0], [1, 0, 0]]
+
+
+def test_a_batch_that_comes_in_parts_is_walked_row_by_row() -> None:
+    """vLLM verifies very large batches in parts; paths lie by row of the whole batch."""
+    from thor_spec.vllm_plugin.tree.sampler import TreeRejectionSampler
+
+    numbers = torch.arange(8)
+    walked = Trees(parents=numbers, depths=numbers, path=numbers[:, None], accepted=numbers, counts=numbers)
+    sampler: Any = SimpleNamespace(_walked=walked, _rows_done=0)
+    batch = SimpleNamespace(num_reqs=7)
+    for rows, first in ((2, 0), (4, 2), (1, 6), (3, 0), (4, 3), (7, 0), (5, 0)):
+        found = TreeRejectionSampler._of_rows(sampler, rows, batch if rows + first <= 7 else None)
+        assert (int(found.path[0, 0]), int(found.accepted[0])) == (first, first)
+    assert len(TreeRejectionSampler._of_rows(sampler, 2, batch).path) == 3
 
 
 def test_layout() -> None:

@@ -1,5 +1,6 @@
 """How steps are trimmed and timed, with a scheduler and a device that are played."""
 
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,11 +9,11 @@ import pytest
 import torch
 
 from thor_spec.ddtree.shape import TreeShape
-from thor_spec.kernels.tree_build.reference import build_trees
+from thor_spec.kernels.tree_build.reference import Trees, build_trees
 from thor_spec.vllm_plugin import compat, counters
 from thor_spec.vllm_plugin.tree import runner as hooks
 from thor_spec.vllm_plugin.tree.budget import RING, Budget
-from thor_spec.vllm_plugin.tree.clock import Clock
+from thor_spec.vllm_plugin.tree.clock import EVERY, Clock
 
 PARALLEL = SimpleNamespace(rank=0, tensor_parallel_size=1)
 SHAPE = TreeShape(nodes=12, auto=True)
@@ -28,6 +29,66 @@ def ready(seconds_per_node: float = 0.0) -> Budget:
     return budget
 
 
+def played(budget: Budget, seconds: dict[int, float], steps: int, settled: int | None = None) -> list[int]:
+    """Let steps take ``seconds`` by size, of which one in eight is timed, as on a GPU; return what was verified.
+
+    ``settled``: what is verified from the 200th step on, but for trials.
+    """
+    found = []
+    for step in range(steps):
+        tell(budget, spread=1.0, accepted=2)
+        found.append(budget.trimmed(scheduled(12)).num_scheduled_tokens["r0"] - 1)
+        if settled is not None and step >= 200 and found[-1] != settled:
+            assert budget.is_wanted  # a trial that nobody times is for nothing
+        if budget.is_wanted or step % 8 == 0:
+            budget.heard(budget.label, budget.label, seconds[found[-1]])
+    return found
+
+
+@pytest.mark.parametrize("seeds", [(0.4,) * 7, (0.4, 0.4, 0.4, 0.4, 1.5, 1.6, 1.7)], ids=["idle", "disturbed"])
+def test_all_nodes_where_the_host_hides_their_cost(seeds: tuple[float, ...]) -> None:
+    """Also if others were busy while the start-up measured passes."""
+    budget = Budget(SHAPE, 7, CPU, PARALLEL)
+    budget.table.seed(1, 256, seeds)
+    budget.seeded()
+    budget.is_ready = True
+    chosen = played(budget, dict.fromkeys(budget.sizes, 4.2), 400, settled=12)
+    assert sum(nodes == 12 for nodes in chosen[200:]) > 185
+    assert set(chosen) == set(budget.sizes)  # each was tried
+
+
+def test_few_nodes_where_they_are_dear() -> None:
+    budget = ready()  # passes all take the same, steps do not
+    chosen = played(budget, {n: 1 + 0.5 * n for n in budget.sizes}, 400)
+    assert sum(nodes <= 2 for nodes in chosen[200:]) > 180
+
+
+def test_what_became_cheap_is_noticed() -> None:
+    budget = ready()
+    played(budget, {n: 1 + 0.5 * n for n in budget.sizes}, 200)
+    chosen = played(budget, dict.fromkeys(budget.sizes, 4.0), 3000)
+    assert sum(nodes >= 7 for nodes in chosen[-500:]) > 450
+
+
+def test_a_step_before_one_of_another_kind_says_nothing() -> None:
+    budget = ready()
+    for following, known in ((None, 0), ((2, 40, 4), 0), ((1, 41, 12), 1)):
+        budget.heard((1, 40, 4), following, 9.0)
+        budget.heard(None, following, 9.0)
+        assert sum(budget.table.counts()) == known
+
+
+def test_a_size_without_a_graph_is_no_choice() -> None:
+    budget = Budget(SHAPE, 7, CPU, PARALLEL)
+    budget.limit({1, 4, 7, 12})
+    assert budget.sizes == (1, 4, 7, 12)
+    budget.is_ready = True
+    chosen = played(budget, {n: 1 + 0.1 * n for n in budget.sizes}, 300)
+    assert set(chosen) == {1, 4, 7, 12}
+    budget.limit(())
+    assert budget.sizes == (12,)
+
+
 def scheduled(*drafts: int, prompts: tuple[int, ...] = ()) -> Any:
     names = [f"r{i}" for i in range(len(drafts) + len(prompts))]
     counts = {name: 1 + n for name, n in zip(names, drafts, strict=False)} | {
@@ -41,12 +102,18 @@ def scheduled(*drafts: int, prompts: tuple[int, ...] = ()) -> Any:
     )
 
 
+@cache
+def drafted(spread: float) -> tuple[torch.Tensor, Trees]:
+    scores = (spread * -torch.arange(6.0)).repeat(1, 7, 1).log_softmax(-1).contiguous()
+    tokens, no_chains = torch.zeros(1, 7, 6, dtype=torch.int64), torch.zeros(1, dtype=torch.bool)
+    return scores, build_trees(scores, tokens, no_chains, nodes=12)
+
+
 def tell(budget: Budget, spread: float, accepted: int = 0) -> bool:
     """Draft from marginals that are sharp, or flat, and have that told; return whether a chain was asked for."""
-    scores = (spread * -torch.arange(6.0)).repeat(1, 7, 1).log_softmax(-1).contiguous()
-    trees = build_trees(scores, torch.zeros(1, 7, 6, dtype=torch.int64), torch.zeros(1, dtype=torch.bool), nodes=12)
+    scores, trees = drafted(spread)
     is_chain = budget.draft()
-    budget.tell(trees, scores, torch.ones(1, dtype=torch.int32), torch.tensor([1 + accepted]), torch.zeros(1).long())
+    budget.tell(trees, scores, torch.ones(1, dtype=torch.int32), torch.tensor([1 + accepted]))
     return is_chain
 
 
@@ -133,14 +200,14 @@ class Event:
 
 def test_phases_are_read_late_and_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    heard: list[tuple[Any, float, float]] = []
+    heard: list[tuple[Any, Any, float]] = []
     writer = counters.HostWriter.open((len(PHASES) + 1,), counters.PHASES, PARALLEL)
     clock = Clock(torch.device("cuda"), writer, lambda *told: heard.append(told))
     marks = ("verified", "walked", "commit", "committed", "draft", "drafted", "built")
 
-    def step(number: int) -> None:
+    def step(number: int, *, wanted: bool = True) -> None:
         Event.now = 100.0 * number
-        clock.begin(number)
+        clock.begin(number, wanted=wanted)
         for i, mark in enumerate(marks, start=1):
             Event.now = 100.0 * number + i * 10
             clock.mark(mark)
@@ -155,13 +222,16 @@ def test_phases_are_read_late_and_without_waiting(monkeypatch: pytest.MonkeyPatc
     Event.reached = 1e9
     Event.now = 900.0
     clock.begin(None)
-    assert [label for label, _, _ in heard] == [0, 1, 2, 3, 7]
-    assert [round(1e3 * verify) for _, verify, _ in heard] == [10] * 5
-    rests = [round(1e3 * rest) if rest == rest else None for _, _, rest in heard]
-    assert rests == [None, 90, 90, 90, None]  # steps were left out before the last one
+    assert [(label, following) for label, following, _ in heard] == [(0, 1), (1, 2), (2, 3), (3, 4), (7, None)]
+    assert [round(1e3 * whole) for _, _, whole in heard] == [100, 100, 100, 100, 200]
     *phases, timed = writer.counts.tolist()
     assert timed == 5
     assert phases == [5 * 10 * 10**6] * 5
+    for number in range(10, 10 + 4 * EVERY):  # nobody wants to know in particular
+        step(number, wanted=False)
+    Event.reached = 1e9
+    clock.begin(None)
+    assert writer.counts[-1] == 5 + 4
 
 
 def test_a_step_that_samples_nothing_is_not_timed() -> None:
@@ -220,6 +290,21 @@ def test_graphs_of_every_size() -> None:
     other.vllm_config, other.decode_query_len = config, 8  # the drafter's
     hooks._candidates(stock)(other)
     assert len(other._capture_descs[CUDAGraphMode.FULL]) == 3
+
+
+def test_after_capture_only_sizes_with_graphs_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = Budget(SHAPE, 7, CPU, PARALLEL)
+    graphs = [SimpleNamespace(num_reqs=n, uniform_token_count=width) for n in (1, 2) for width in (2, 8, 13)]
+    runner = SimpleNamespace(
+        cudagraph_manager=SimpleNamespace(graphs=[*graphs, SimpleNamespace(num_reqs=None, uniform_token_count=None)]),
+        model_state=SimpleNamespace(trees=SimpleNamespace(budget=budget)),
+    )
+    fitted: list[list[int]] = []
+    monkeypatch.setattr(hooks, "fit", lambda _runner, _budget, *, rows: fitted.append(rows))
+    assert hooks._capture(lambda _, **__: 7)(runner) == 7
+    assert budget.sizes == budget.table.sizes == (1, 7, 12)
+    assert budget.is_ready
+    assert fitted == [[1, 2]]
 
 
 def test_the_wraps_are_put_on_once_and_let_others_through() -> None:

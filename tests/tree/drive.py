@@ -128,7 +128,7 @@ def dear(budget: Any) -> None:
     for rows in (1, 2):
         for context in (16, 64):
             budget.table.seed(rows, context, tuple(1 + n / 20 for n in budget.sizes))
-    budget.table.learn = budget.table.learn_rest = lambda *_: None
+    budget.table.learn = lambda *_: None
 
 
 def play(llm: Any, requests: dict[str, Any], *, cut: int | None = None, preempt: bool = False) -> dict[str, Any]:

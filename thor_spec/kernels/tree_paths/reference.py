@@ -51,6 +51,24 @@ def tree_paths(parents: torch.Tensor, cu_nodes: torch.Tensor, *, out: TreePaths 
     return out
 
 
+def by_doubling(parents: torch.Tensor, cu_nodes: torch.Tensor, *, out: TreePaths) -> None:
+    """Write the same into the first R rows of ``out`` without a loop over nodes."""
+    rows, width = parents.shape
+    nodes = torch.arange(width, device=parents.device)
+    own = nodes < cu_nodes.diff()[:, None]
+    bits = torch.ones(width, dtype=torch.int64, device=parents.device) << nodes
+    has_parent = (parents >= 0) & (parents < nodes)
+    hop = torch.where(has_parent, parents, nodes).long()
+    inner = torch.zeros(rows, width, dtype=torch.bool, device=parents.device)
+    inner[(has_parent & own).nonzero(as_tuple=True)[0], hop[has_parent & own]] = True
+    masks = bits.repeat(rows, 1)
+    for _ in range((width - 1).bit_length()):
+        masks = masks | masks.gather(1, hop)
+        hop = hop.gather(1, hop)
+    out.masks[:rows] = torch.where(own, masks, 0)
+    out.leaves[:rows] = torch.where(own & ~inner, bits, 0).sum(1)
+
+
 def allocate(requests: int, width: int, device: torch.device | str) -> TreePaths:
     """Return buffers for ``requests`` trees of up to ``width`` nodes."""
     return TreePaths(

@@ -43,8 +43,8 @@ def _tree_walk(parents, depths, drafts, choices, likely, starts, slots, path, ac
         nodes = tl.where((n == length) & (going > 0), child, nodes)
         at = tl.where(going > 0, child, at)
         length += going
-    tl.store(path + slot * W + n, nodes, mask=n < W)
-    tl.store(accepted + slot, length)
+    tl.store(path + r * W + n, nodes, mask=n < W)
+    tl.store(accepted + r, length)
     tl.store(out_tokens + r * W + n, tokens, mask=n < W)
     tl.store(out_counts + r, length)
     tl.store(order + first + n, first + tl.where(n < length, nodes, n), mask=own)

@@ -13,16 +13,16 @@ OF_TREES = ("nodes", "depth", "accepted")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trees:
-    """Trees by request slot, and what became of them."""
+    """Trees by request slot, and what became of them by row of the batch."""
 
     parents: torch.Tensor
     """[S, W], int32; -1 for the root, and for nodes that are none."""
     depths: torch.Tensor
     """[S, W], int32."""
     path: torch.Tensor
-    """Accepted nodes, root first, and then the nodes whose place it is; written [S, W], int32."""
+    """Accepted nodes, root first, and then the nodes whose place it is; written [R or more, W], int32."""
     accepted: torch.Tensor
-    """Their number; written [S], int32."""
+    """Their number; written [R or more], int32."""
     counts: torch.Tensor
     """Added to: trees by the number of what ``OF_TREES`` names [3, W], int64."""
 
@@ -83,7 +83,8 @@ def tree_walk(
     path = torch.cat([node, node[:1]]).repeat(len(parents), 1)
     path.scatter_(1, torch.where(reached, depths, width), node.expand_as(reached))
     path, accepted = path[:, :width], reached.sum(1)
-    trees.path[slots], trees.accepted[slots] = path.to(torch.int32), accepted.to(torch.int32)
+    rows = len(slots)
+    trees.path[:rows], trees.accepted[:rows] = path.to(torch.int32), accepted.to(torch.int32)
     nodes = inside.sum(1) - 1
     found = torch.stack([nodes, torch.where(inside, depths, 0).amax(1), accepted - 1])
     places = found + torch.arange(len(found), device=found.device)[:, None] * width

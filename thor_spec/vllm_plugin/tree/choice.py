@@ -25,6 +25,11 @@ def rows_of_graphs(manager: Any) -> list[int]:
     return [desc.num_reqs for desc in manager.graphs if desc.num_reqs]
 
 
+def widths_of_graphs(manager: Any) -> set[int]:
+    """Return the numbers of tokens per request that full graphs were captured for, the same for all requests."""
+    return {desc.uniform_token_count for desc in manager.graphs if desc.uniform_token_count}
+
+
 def positions(vllm_config: Any) -> int:
     """Return how many positions the drafter drafts in a pass."""
     block = getattr(vllm_config.speculative_config.draft_model_config.hf_config, "block_size", None)

@@ -1,4 +1,5 @@
-"""How long the phases of steps take on the device. Nothing waits: events are read steps later, when they have passed.
+"""How long the phases of steps take on the device, and whole steps. Nothing waits: events are read steps later, when
+they have passed; and since each costs the host some microseconds, only some steps have them.
 
 Without a GPU everything is done when it returns, and the host's clock tells.
 """
@@ -13,55 +14,64 @@ import torch
 from thor_spec.vllm_plugin import counters
 from thor_spec.vllm_plugin.counters import PHASES_OF_TREES as PHASES
 
-LAST = "built"
+NEXT = "next"
+"""The mark of a step's end: the next one begins, whatever the device or the host has been busy with since."""
 RING = 4  # steps whose events are kept; more are never under way
+EVERY = 8  # steps from one that is timed to the next, on a GPU
 
 
 @dataclass(slots=True)
 class Step:
     """One timed step."""
 
-    number: int = -1
     label: Any = None
     """Whatever ``begin`` was given."""
+    followed_by: Any = None
+    """The label of the next step."""
     passed: dict[str, bool] = field(default_factory=dict)
     marks: dict[str, Any] = field(default_factory=dict)
     """A CUDA event each, or seconds of the host's clock."""
 
 
 class Clock:
-    """Times every step that verifies drafts."""
+    """Times steps that verify drafts."""
 
     def __init__(
-        self, device: torch.device, writer: counters.HostWriter, heard: Callable[[Any, float, float], None]
+        self, device: torch.device, writer: counters.HostWriter, heard: Callable[[Any, Any, float], None]
     ) -> None:
-        """``heard``: told label, seconds of verification, and seconds of the rest of the step (nan: not known)."""
+        """``heard``: told a step's label, that of the next one, and the seconds from its begin to that one's."""
         self._on_gpu = device.type == "cuda"
+        self._every = EVERY if self._on_gpu else 1
         self._ring = [Step() for _ in range(RING)]
         self._step: Step | None = None
+        self._last: Step | None = None
         self._begun = self._started = self._heard_of = 0
         self.counted, self._heard = writer, heard
-        self._before: tuple[Step, int, float] | None = None
 
-    def begin(self, label: Any) -> None:
-        """Start a step; it is left out while the device is too far behind to have events to spare."""
+    def begin(self, label: Any, *, wanted: bool = False) -> None:
+        """Start a step. It is timed if it is ``wanted`` or its turn, unless the device is too far behind."""
+        if self._last is not None:
+            self._last.followed_by = label
+            self._note(self._last, NEXT)
         self._listen()
-        self._step = None
+        self._step = self._last = None
         self._begun += 1
-        if self._started - self._heard_of >= RING:
+        if not (wanted or self._begun % self._every == 0) or self._started - self._heard_of >= RING:
             return
         step = self._ring[self._started % RING]
-        step.number, step.label = self._begun, label
+        step.label = label
         step.passed.clear()
         self._started += 1
-        self._step = step
+        self._step = self._last = step
         self.mark("begin")
 
     def mark(self, name: str, *, again: bool = True) -> None:
         """Note that the device comes by; ``again``: also where it did in this step."""
         step = self._step
-        if step is None or (not again and name in step.passed):
-            return
+        if step is not None and (again or name not in step.passed):
+            self._note(step, name)
+
+    def _note(self, step: Step, name: str) -> None:
         if self._on_gpu:
             if name not in step.marks:
                 step.marks[name] = torch.cuda.Event(enable_timing=True)
@@ -69,37 +79,23 @@ class Clock:
         else:
             step.marks[name] = time.perf_counter()
         step.passed[name] = True
-        if name == LAST:
-            self._step = None
 
     def _listen(self) -> None:
         """Read the steps that have passed, in their order."""
         while self._heard_of < self._started:
             step = self._ring[self._heard_of % RING]
-            if LAST in step.passed and self._on_gpu and not step.marks[LAST].query():
+            if self._on_gpu and not step.marks[NEXT].query():
                 return
             self._heard_of += 1
-            if step is self._step:  # was broken off: nothing was sampled
-                self._step = None
-            if all(name in step.passed for pair in PHASES.values() for name in pair):
+            if all(name in step.passed for pair in PHASES.values() for name in pair):  # else nothing was sampled
                 self._read(step)
-            else:
-                self._before = None
 
     def _read(self, step: Step) -> None:
-        seconds = {name: self._between(step, *pair) for name, pair in PHASES.items()}
-        for place, name in enumerate(PHASES):
-            self.counted.counts[place] += round(1e9 * seconds[name])
+        for place, pair in enumerate(PHASES.values()):
+            self.counted.counts[place] += round(1e9 * self._between(step, *pair))
         self.counted.counts[len(PHASES)] += 1
-        rest = float("nan")
-        if self._before is not None and self._before[0].number == self._before[1] == step.number - 1:
-            earlier, _, verified = self._before
-            rest = self._apart(earlier.marks["begin"], step.marks["begin"]) - verified
-        self._before = step, step.number, seconds["verify"]
-        self._heard(step.label, seconds["verify"], rest)
+        self._heard(step.label, step.followed_by, self._between(step, "begin", NEXT))
 
     def _between(self, step: Step, first: str, last: str) -> float:
-        return self._apart(step.marks[first], step.marks[last])
-
-    def _apart(self, first: Any, last: Any) -> float:
-        return float(first.elapsed_time(last)) / 1e3 if self._on_gpu else float(last - first)
+        a, b = step.marks[first], step.marks[last]
+        return float(a.elapsed_time(b)) / 1e3 if self._on_gpu else float(b - a)

@@ -136,7 +136,7 @@ def _late_positions(runner: Any) -> None:
 
     def prepare(*args: Any) -> None:
         own(*args)
-        topology.offsets[topology.offsets < 0] += 1
+        topology.positions[topology.offsets < 0] += 1
 
     topology.prepare = prepare
 
@@ -148,8 +148,8 @@ def _padding(runner: Any) -> None:
 
     def longer(slots: Any) -> None:
         counts = runner.model_state.trees.step[0].query_start_loc[: len(slots) + 1].diff()
-        accepted = topology.accepted[slots.long()]
-        topology.accepted[slots.long()] = torch.minimum(accepted + (accepted > 0).int(), counts)
+        accepted = topology.accepted[: len(slots)]
+        topology.accepted[: len(slots)] = torch.minimum(accepted + (accepted > 0).int(), counts)
         commit(slots)
 
     runner.model_state.trees.commit = longer

@@ -63,6 +63,8 @@ def _capture(stock: Callable[..., Any]) -> Callable[..., Any]:
         budget = _budget(self)
         if budget is not None and not profile_only and not budget.is_ready:
             most = max(choice.rows_of_graphs(self.cudagraph_manager), default=1)
+            if widths := choice.widths_of_graphs(self.cudagraph_manager):
+                budget.limit({width - 1 for width in widths})
             fit(self, budget, rows=sorted({1, most}))
             budget.is_ready = True
         return used
@@ -107,12 +109,13 @@ def fit(runner: Any, budget: Budget, *, rows: list[int], contexts: tuple[int, ..
     for count in (n for n in rows if n * (budget.sizes[-1] + 1) <= runner.max_num_tokens):
         for context in sorted({min(context, longest) for context in contexts}):
             budget.table.seed(count, context, tuple(_seconds(runner, count, n, context) for n in budget.sizes))
-    budget.seeded()
-    compat.LOG.info(
-        "Draft trees: measured steps of %s nodes in %.1f s; one request at %d tokens: %s ms.",
-        ", ".join(map(str, budget.sizes)), time.perf_counter() - started, contexts[0],
-        ", ".join(f"{1e3 * x:.2f}" for x in budget.table.at(1, contexts[0]).verify),
-    )  # fmt: skip
+    sizes = ", ".join(map(str, budget.sizes))
+    of_one = ", ".join(f"{1e3 * x:.2f}" for x in budget.table.at(1, contexts[0]).verify)
+    budget.seeded(
+        f"measured passes of {sizes} nodes in {time.perf_counter() - started:.1f} s; one request at {contexts[0]} "
+        f"tokens: {of_one} ms"
+    )
+    compat.LOG.info("Draft trees: %s.", budget.described)
 
 
 def _seconds(runner: Any, rows: int, nodes: int, context: int) -> float:

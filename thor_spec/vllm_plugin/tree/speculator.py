@@ -4,14 +4,13 @@ Shapes: R rows of the batch, S request slots, K draft positions, N drafted nodes
 """
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from thor_spec.ddtree.shape import TreeShape
 from thor_spec.kernels.tree_build import kernel, reference
-from thor_spec.kernels.tree_build.reference import Trees
+from thor_spec.kernels.tree_build.reference import Layout, Trees
 from thor_spec.vllm_plugin import compat
 from thor_spec.vllm_plugin.tree import choice
 from thor_spec.vllm_plugin.tree.topology import Topology
@@ -35,8 +34,8 @@ class TreeSpeculator(_DFlash):
         self._scores = torch.zeros(rows, self._width, dtype=torch.float32, device=device)
         self._candidates = torch.zeros(rows, self._width, dtype=torch.int64, device=device)
         if shape.widths:
-            parents, depths, ranks = (torch.tensor(x, device=device) for x in shape.layout())
-            self._fixed = parents.to(torch.int32), depths.to(torch.int32), ranks
+            self._layout = Layout(*(torch.tensor(x, dtype=torch.int32, device=device) for x in shape.layout()))
+        self._of_nodes = torch.zeros(self.max_num_reqs, shape.nodes, dtype=torch.float32, device=device)
         self._topology: Topology | None = None
         self._trees: Any = None
 
@@ -74,8 +73,12 @@ class TreeSpeculator(_DFlash):
         if topology is not None and not dummy_run:
             self._trees.clock.mark("draft")
             order = topology.of_path(input_batch)
-            last_hidden_states = last_hidden_states[order]
-            if aux_hidden_states:
+            if not aux_hidden_states:
+                last_hidden_states = last_hidden_states[order]
+            elif topology.pure:  # vLLM joins them anyway; prompts may be too long to be held twice
+                joined = torch.cat([hidden[: len(order)] for hidden in aux_hidden_states], dim=-1)
+                aux_hidden_states = [joined[order]]
+            else:
                 aux_hidden_states = [hidden[order] for hidden in aux_hidden_states]
         drafts: torch.Tensor = super().propose(
             input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states, *args,
@@ -85,40 +88,29 @@ class TreeSpeculator(_DFlash):
             return drafts.new_zeros(len(drafts), self.shape.nodes)
         clock, budget = self._trees.clock, self._trees.budget
         clock.mark("drafted")
-        slots = input_batch.idx_mapping[: input_batch.num_reqs].long()
-        trees = self._build(len(drafts), topology.requests_for_chains()[slots])
+        straight = budget is not None and budget.draft()
+        trees = self._build(len(drafts), input_batch.idx_mapping, topology, straight=straight)
         if budget is not None:
-            straight = budget.draft()
-            budget.tell(trees, self._kept(self._scores, len(drafts)), args[0], topology.accepted, slots)
-            trees = self._straight(trees, topology) if straight else trees
-        topology.drafted(slots, trees)
+            budget.tell(trees, self._kept(self._scores, len(drafts)), args[0], topology.accepted)
         clock.mark("built")
         return trees.tokens
 
     def _kept(self, what: torch.Tensor, rows: int) -> torch.Tensor:
         return what[: rows * self._deep].view(rows, self._deep, self._width)
 
-    def _straight(self, trees: Trees, topology: Topology) -> Trees:
-        """Return chains of as many nodes: the likeliest token of each position, and then padding."""
-        rows, deep = len(trees.tokens), self._deep
-        tokens, depths = trees.tokens.clone(), topology.depths_of_chains[:rows].clone()
-        tokens[:, :deep] = self._kept(self._candidates, rows)[:, :, 0]
-        parents = topology.chain[:rows].clone()
-        parents[:, deep + 1 :], depths[:, deep + 1 :] = -1, 0
-        return replace(trees, tokens=tokens, parents=parents, depths=depths)
-
-    def _build(self, rows: int, chains: torch.Tensor) -> Trees:
+    def _build(self, rows: int, slots: torch.Tensor, topology: Topology, *, straight: bool) -> Trees:
         scores, candidates = self._kept(self._scores, rows), self._kept(self._candidates, rows)
-        build = kernel.build_trees if scores.is_cuda else reference.build_trees
-        trees = build(scores, candidates, chains, nodes=self.shape.nodes)
-        if not self.shape.widths:
-            return trees
-        parents, depths, ranks = self._fixed
-        tokens = candidates[:, depths[1:].long() - 1, ranks[1:]]
-        one = chains[:, None]
-        return replace(
-            trees,
-            tokens=torch.where(one, trees.tokens, tokens),
-            parents=torch.where(one, trees.parents, parents),
-            depths=torch.where(one, trees.depths, depths),
-        )
+        build = kernel if scores.is_cuda else reference
+        chains, slots = topology.requests_for_chains(), slots[:rows]
+        out = Trees(
+            tokens=torch.empty(rows, self.shape.nodes, dtype=torch.int64, device=scores.device),
+            parents=topology.parents, depths=topology.depths, scores=self._of_nodes[:rows],
+        )  # fmt: skip
+        found: Trees
+        if self.shape.widths:
+            found = build.lay_widths(self._layout, candidates, chains, slots=slots, out=out)
+        else:
+            found = build.build_trees(
+                scores, candidates, chains, nodes=self.shape.nodes, straight=straight, slots=slots, out=out
+            )
+        return found

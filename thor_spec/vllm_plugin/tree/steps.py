@@ -84,30 +84,36 @@ class TreeSteps:
         if self.timing is not None:
             self.timing()
         elif self.step is not None:
-            self.clock.begin(self.budget.label if self.budget is not None else None)
+            self._begin()
         tokens = batch.num_tokens_after_padding
-        offsets = self.topology.offsets[:tokens]
         if (of_model := given.get("positions")) is not None:  # several per token (M-RoPE), in a buffer of their own
-            of_model += offsets
+            of_model += self.topology.offsets[:tokens]
             return given
         mine = self.topology.positions[:tokens]
-        torch.add(batch.positions[:tokens], offsets, out=mine)
+        if self.step is None or self.step[0] is not batch:  # nothing was laid out
+            torch.add(batch.positions[:tokens], self.topology.offsets[:tokens], out=mine)
         return {**given, "positions": mine}
+
+    def _begin(self) -> None:
+        if self.budget is None:
+            self.clock.begin(None)
+        else:
+            self.clock.begin(self.budget.label, wanted=self.budget.is_wanted)
 
     def dummy_positions(self, tokens: int, given: dict[str, Any]) -> dict[str, Any]:
         """Return the same for a pass that graphs are captured from."""
         return given if "positions" in given else {**given, "positions": self.topology.positions[:tokens]}
 
     def path(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the accepted nodes of each row [R, N + 1]."""
-        return self.topology.path[slots.long()]
+        """Return the accepted nodes of each row of the batch, whose ``slots`` are given [R, N + 1]."""
+        return self.topology.path[: len(slots)]
 
     def commit(self, slots: torch.Tensor) -> None:
         """Move keys and values of the accepted path to where a chain's would be."""
         if self.step is None:
             return
         (batch, slot_mappings), self.step = self.step, None
-        path, accepted = self.path(slots), self.topology.accepted[slots.long()]
+        path, accepted = self.path(slots), self.topology.accepted[: len(slots)]
         for group, buffers in self.buffers:
             compact: Any = kernel.kv_compact if isinstance(buffers, kernel.Buffers) else reference.kv_compact
             compact(buffers, slot_mappings[group], batch.query_start_loc, path, accepted)

@@ -304,7 +304,7 @@ class Watch:
             return
         topology = self._trees.topology
         for own in self._rows:
-            own.accepted = topology.path[own.slot, : max(int(topology.accepted[own.slot]), 1)].tolist()
+            own.accepted = topology.path[own.row, : max(int(topology.accepted[own.row]), 1)].tolist()
             own.accepted = [n for n in own.accepted if n < own.count]
             real = own.accepted == own.path(own.accepted[-1])
             self._hold("I5", real, f"accepted {own.accepted}, which is no path of {own.parents}")
