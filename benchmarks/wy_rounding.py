@@ -1,11 +1,14 @@
 """What the cheaper products of ``wy`` cost in accuracy, emulated on the CPU bit by bit against float64.
 
-    python benchmarks/wy_rounding.py [--steps 1000] [--only REGEX]
+    python -m benchmarks.wy_rounding [--steps 1000] [--only REGEX]
 
-An interpreter multiplies in float32 what a tensor core rounds first, so tests there cannot see ``tf32x3`` round. Here
-every operand is rounded as the compiled kernel does it, and sums are cut off, not rounded, after each step of a tensor
-core (16 terms, tf32: 8), the worst that is known of one. Exponents and factors are taken as exact: they are the same in
-all variants. Shapes: HV value heads, one key head for all of them; N nodes; K = V = 128.
+Triton's interpreter multiplies in float32 what ``tf32x3`` rounds first, and adds up in float32, so tests there see the
+products of float16 and the parts of a state, but neither that nor a tensor core's sums. Here every operand is rounded
+as by the compiled kernel, and sums are cut off, not rounded, after each step of a tensor core (16 terms, tf32: 8), the
+worst that is known of one. Exponents and factors are taken as exact: they are the same in all variants. ``bf16x3`` is
+Triton's: two parts of each operand, rounded, without the product of the lower ones.
+
+Shapes: HV value heads, one key head for all of them; N nodes; K = V = 128.
 """
 
 import argparse
@@ -14,11 +17,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)] if str(ROOT) not in sys.path else []
+from dataclasses import dataclass
 
 import torch
 

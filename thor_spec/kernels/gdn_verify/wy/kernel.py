@@ -256,11 +256,11 @@ def wy(q, k, v, state, out, state_indices, cu_nodes, rec_k, rec_scale, rec_u, re
     nothing = tl.zeros([BV, BW], dtype=tl.float32)
     if DELTA:
         r -= dot_exact(h, tl.trans(b_k), nothing, PARTS, WIDEN) * fade_k[None, :]
+    size, inverse = powers(r)
+    r *= inverse[:, None]  # exactly; T and Y have no entries above 1 where keys and queries are normalized
     o = dot_exact(h, tl.trans(b_q), nothing, PARTS, WIDEN) * fade_q[None, :]
     if not AHEAD:
         T = tl.load(p)
-    size, inverse = powers(r)
-    r *= inverse[:, None]  # exactly; T and Y have no entries above 1 where keys and queries are normalized
     u = dot_small(r, T, nothing, TF32, WIDEN) * size[:, None]
     row = slab + wrap(offset + t, rows)
     tl.store(rec_u + (row[None, :] * HV + i_hv) * V + o_v[:, None], u, mask=out_t)
