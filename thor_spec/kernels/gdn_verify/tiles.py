@@ -78,9 +78,9 @@ def wy_tiles(*, heads: int, value_dim: int, block: int, sms: int) -> Tiles:
     """Return the geometry of the closed form: 64 rows, Hopper's tile of a product.
 
     Fewer rows make more programs, but each needs keys, queries and the solution again: on an H200 even one request of
-    32 heads, 64 programs for 132 multiprocessors, took longer that way. A few programs take as long as one of them:
-    no gain from two parts of the state there (25.9 us, not 24.7, at batch 8). In many rounds it counts that two parts take
-    fewer registers, so that three programs fit a multiprocessor, not two (121.5 us, not 148.7, at batch 64).
+    32 heads, 64 programs for 132 multiprocessors, took longer that way. A few programs take as long as one of them, and
+    two parts of the state gain nothing there (25.9 us, not 24.7, at batch 8). In many rounds it counts that two parts
+    take fewer registers: three programs fit a multiprocessor, not two (121.5 us, not 148.7, at batch 64).
 
     Args:
         heads: states to read, requests times value heads.
