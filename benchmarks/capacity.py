@@ -9,13 +9,12 @@ is off by more than 3 %.
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from engine_process import run_again, serve
 from qwen35 import DIMS, DRAFTER_DIMS
 from record import write
 
@@ -23,10 +22,8 @@ from thor_spec.capacity.plan import Request, make
 from thor_spec.capacity.shape import ModelShape
 from thor_spec.device import cuda
 from thor_spec.nano import checkpoints
-from thor_spec.vllm_plugin import interpreter
 from thor_spec.vllm_plugin.options import NAME
 
-ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 0.03
 
 
@@ -42,8 +39,7 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
-        print("REPORT", json.dumps(report(json.loads(asked.child), asked.state)), flush=True)
-        return
+        serve(lambda _: report(json.loads(asked.child), asked.state))
     cases = []
     with tempfile.TemporaryDirectory() as folder:
         target, drafter = models(Path(folder), smoke=asked.smoke)
@@ -91,16 +87,8 @@ def case(target: Path, drafter: Path, k: int, utilization: float | None, asked: 
     if k:
         speculation = {"method": "dflash", "model": str(drafter), "num_speculative_tokens": k}
         options["speculative_config"] = speculation
-    done = subprocess.run(
-        [sys.executable, __file__, "--state", asked.state, "--child", json.dumps(options)],
-        env={**os.environ, **environment(gpu is not None)},
-        capture_output=True,
-        text=True,
-    )
-    line = next((line for line in done.stdout.splitlines() if line.startswith("REPORT ")), None)
-    if line is None:
-        sys.exit(f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    found = json.loads(line.removeprefix("REPORT "))
+    with tempfile.TemporaryDirectory() as folder:
+        found = run_again("--child", json.dumps(options), what=f"K = {k}", log=Path(folder) / "log")
     request = Request(
         memory=found["memory"] or (8 << 30),
         utilization=utilization,
@@ -116,14 +104,6 @@ def case(target: Path, drafter: Path, k: int, utilization: float | None, asked: 
     plan = make(request, shapes[0], shapes[1] if k else None)
     off = abs(plan.tokens / found["tokens"] - 1)
     return {"k": k, "utilization": utilization, "plan": plan.tokens, "vllm": found, "off_by": round(off, 4)}
-
-
-def environment(gpu: bool) -> dict[str, str]:
-    """Return what an engine in this process needs."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    own = {"VLLM_PLUGINS": NAME, "VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    own |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path}
-    return own if gpu else {**own, **interpreter.environment(path)}
 
 
 def report(options: dict[str, Any], state: str) -> dict[str, Any]:

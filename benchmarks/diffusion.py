@@ -2,28 +2,29 @@
 
     python benchmarks/diffusion.py [--model nano-llada|mini] [--requests 1 8] [--tokens 256] [--sweep] [--smoke]
 
-``mini`` has LLaDA2.1-mini's dims and made-up weights; a threshold that nothing passes then fills one token a step, on
-both sides. Every engine runs in a process of its own. Fails when captured answers differ from those of the same
-compiled code without graphs, or, on a CPU, where float32 is exact enough, when any differs from the plain model's.
+Every engine runs in a process of its own; all wait side by side and are measured turn about, the plain model among
+them. Fails when captured answers differ from those of the same compiled code without graphs, or, on a CPU, where
+float32 is exact enough, when any differs from the plain model's. ``mini`` has LLaDA2.1-mini's dims and made-up weights,
+eager and captured only: no threshold is ever passed, so ``max_denoise_steps`` says how many tokens a forward fills.
 """
 
 import argparse
 import hashlib
 import inspect
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from capacity import environment
-from record import write
+from engine_process import Engine, serve
+from record import paired_ratio, write
 
 from thor_spec.device import cuda
 from thor_spec.diffusion import decoding, layout
@@ -32,6 +33,7 @@ from thor_spec.diffusion.settings import Denoising
 from thor_spec.nano import shipped
 from thor_spec.vllm_plugin.options import NAME
 
+Runs = dict[str, list[dict[str, Any]]]
 MINI: dict[str, Any] = {
     "architectures": ["LLaDA2MoeModelLM"], "model_type": "llada2_moe", "vocab_size": 157184, "hidden_size": 2048,
     "intermediate_size": 5120, "num_hidden_layers": 20, "num_attention_heads": 16, "num_key_value_heads": 4,
@@ -43,7 +45,7 @@ MINI: dict[str, Any] = {
     "moe_router_enable_expert_bias": True, "norm_topk_prob": True, "router_dtype": "fp32", "eos_token_id": 156892,
     "pad_token_id": 156892, "mask_token_id": 156895, "dtype": "bfloat16",
 }  # fmt: skip
-ALONE = {"threshold": 1.0, "edit_threshold": 1.0}  # one token a step
+ALONE = tuple({"threshold": 1.0, "edit_threshold": 1.0, "max_denoise_steps": steps} for steps in (32, 8, 2))
 MODES: tuple[dict[str, Any], ...] = ({"mode": "quality"}, {"mode": "speed"}, {"mode": "2.0"})
 SWEEP = tuple({"threshold": t, "edit_threshold": e} for t in (0.3, 0.5, 0.7, 0.9, 0.95) for e in (0.0, 0.5, 1.0))
 EXPERT_TOKENS = (1, 8, 16, 32, 64, 128, 256)
@@ -56,15 +58,14 @@ def main() -> None:
     parser.add_argument("--model", choices=["nano-llada", "mini"], default="nano-llada")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--dtype", help="default: float32 for nano-llada, bfloat16 for mini")
     parser.add_argument("--sweep", action="store_true", help="thresholds, with quality beside speed")
     parser.add_argument("--smoke", action="store_true", help="few tokens, for a CPU")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
-        print("REPORT", json.dumps(engine(json.loads(asked.child))), flush=True)
-        return
+        serve(engine(json.loads(asked.child)))
     if asked.smoke:
         asked.requests, asked.tokens, asked.repeats = [1, 2], 40, 1
     asked.dtype = asked.dtype or ("float32" if asked.model == "nano-llada" else "bfloat16")
@@ -79,38 +80,69 @@ def measured(asked: argparse.Namespace, temporary: Path) -> dict[str, Any]:
     folder = checkpoint(asked.model, temporary)
     config = json.loads((folder / "config.json").read_text())
     prompts = texts(max(asked.requests), config["vocab_size"], layout.mask_of(config))
-    ways = SWEEP if asked.sweep else MODES if asked.model == "nano-llada" else (ALONE,)
     job = {
-        "model": str(folder), "dtype": asked.dtype, "dummy": asked.model == "mini", "prompts": prompts, "ways": ways,
-        "requests": asked.requests, "tokens": asked.tokens, "repeats": asked.repeats, "scores": asked.sweep,
+        "model": str(folder), "dtype": asked.dtype, "dummy": asked.model == "mini", "prompts": prompts,
+        "most": max(asked.requests), "tokens": asked.tokens, "scores": asked.sweep,
     }  # fmt: skip
-    result: dict[str, Any] = {"asked": vars(asked), "good": True}
-    engines = ("eager", "compiled", "captured") if GPU else ("eager",)
-    for name in engines:
-        result[name] = run({**job, "kind": name})
-        print(name, json.dumps(result[name]["runs"]), flush=True)
-    result["plain torch"] = plain(folder, config, asked, prompts[0], ways)
-    for number, one in enumerate(result["plain torch"]):
-        for name in engines:
-            first = result[name]["runs"][number * len(asked.requests)]
-            alike = sum(a == b for a, b in zip(first["first answer"], one["answer"], strict=True))
-            one[f"tokens equal, {name}"] = alike
-            one[f"{name} over this"] = round(first["tokens/s"] / one["tokens/s"], 3)
-            if not GPU:
-                result["good"] &= alike == len(one["answer"])
-        print(json.dumps({key: value for key, value in one.items() if key != "answer"}), flush=True)
-    if GPU:
-        eager, compiled, captured = (result[name]["runs"] for name in engines)
-        result["captured over eager"] = [
-            round(a["tokens/s"] / b["tokens/s"], 3) for a, b in zip(captured, eager, strict=True)
-        ]
-        same = [a["answers"] == b["answers"] for a, b in zip(captured, compiled, strict=True)]
-        result["captured equals compiled"] = same
-        result["good"] &= all(same)
-        print(result["captured over eager"], same, flush=True)
+    real = asked.model == "nano-llada"
+    names = ("eager", *(("compiled",) if real else ()), "captured") if GPU else ("eager",)
+    result: dict[str, Any] = {"asked": vars(asked), "good": True, "cells": []}
+    with ExitStack() as stack:
+        engines: dict[str, Callable[[Any], dict[str, Any]]] = {}
+        for name in names:
+            log = temporary / f"{name}.log"
+            child = Engine("--child", json.dumps({**job, "kind": name}), what=name, log=log)
+            engines[name] = stack.enter_context(child).ask
+        alone = {"plain torch": plain(folder, asked, prompts[0])} if real else {}
+        for way in SWEEP if asked.sweep else MODES if real else ALONE:
+            for count in asked.requests:
+                runs = turn_about({**engines, **(alone if count == 1 else {})}, way, count, asked.repeats)
+                cell = {"way": way, "requests": count, **compared(runs, count, asked.tokens)}
+                result["cells"].append(cell)
+                result["good"] &= all(cell["equal"].values())
+                print(json.dumps(cell), flush=True)
     if GPU and asked.model == "mini":
         result["experts"] = experts()
     return result
+
+
+def turn_about(sides: dict[str, Callable[[Any], dict[str, Any]]], way: Any, count: int, repeats: int) -> Runs:
+    """Return what each side answered, repeat by repeat; the first one warms and is left out."""
+    runs: Runs = {name: [] for name in sides}
+    for number in range(repeats + 1):
+        for name in sides if number % 2 == 0 else reversed(sides):
+            found = sides[name]({"way": way, "requests": count})
+            if number:
+                runs[name].append(found)
+    return runs
+
+
+def compared(runs: Runs, count: int, tokens: int) -> dict[str, Any]:
+    """Return speeds, what is equal, and time against the other sides, pair by pair."""
+    seconds = {name: [run["seconds"] for run in of] for name, of in runs.items()}
+    sides = {
+        name: {
+            "tokens/s": round(count * tokens / statistics.median(seconds[name]), 2),
+            "seconds": [round(s, 4) for s in seconds[name]],
+            **{key: value for key, value in of[-1].items() if key not in ("seconds", "answers")},
+            "ms a step": round(1000 * statistics.median(seconds[name]) * count / of[-1]["forwards"], 4),
+        }
+        for name, of in runs.items()
+    }
+    first = {name: of[-1]["answers"] for name, of in runs.items()}
+    equal, ratios = {}, {}
+    if GPU:
+        if "compiled" in first:
+            equal["captured, compiled"] = first["captured"] == first["compiled"]
+        ratios["captured over eager"] = paired_ratio(seconds["eager"], seconds["captured"])
+    if "plain torch" in first:
+        best = "captured" if GPU else "eager"
+        ratios[f"{best} over plain torch"] = paired_ratio(seconds["plain torch"], seconds[best])
+        alike = sum(a == b for a, b in zip(first[best][0], first["plain torch"][0], strict=True))
+        sides["plain torch"][f"tokens equal, {best}"] = alike
+        if not GPU:
+            equal["eager, plain torch"] = alike == tokens
+    return {"sides": sides, "speed": ratios, "equal": equal, "answers": hashlib.sha256(str(first).encode()).hexdigest()}
 
 
 def checkpoint(model: str, temporary: Path) -> Path:
@@ -133,119 +165,73 @@ def texts(count: int, vocabulary: int, mask: int) -> list[list[int]]:
     return [[i % min(vocabulary, mask) for i in ids[100 * n : 100 * n + 100 + n]] for n in range(count)]
 
 
-def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Return what an engine in a process of its own reports."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", json.dumps(job)],
-        env={**os.environ, **environment(GPU)},
-        capture_output=True,
-        text=True,
-    )
-    line = next((line for line in done.stdout.splitlines() if line.startswith("REPORT ")), None)
-    if line is None:
-        sys.exit(f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    found: dict[str, Any] = json.loads(line.removeprefix("REPORT "))
-    return found
-
-
-def engine(job: dict[str, Any]) -> dict[str, Any]:
-    """Start an engine; generate in every way, with every number of requests at once."""
+def engine(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
+    """Start an engine; return what generates in a way, with a number of requests at once."""
     from vllm import LLM, SamplingParams
 
     options: dict[str, Any] = {"load_format": "dummy"} if job["dummy"] else {}
     if job["kind"] == "compiled":
         options["compilation_config"] = {"cudagraph_mode": "NONE"}
     if not GPU:
-        options |= {"kv_cache_memory_bytes": 64 << 20, "additional_config": {NAME: {"runner_kernels": "torch"}}}
+        options["additional_config"] = {NAME: {"runner_kernels": "torch"}}
     llm = LLM(
-        job["model"], dtype=job["dtype"], max_model_len=2048, max_num_seqs=max(job["requests"]),
-        enforce_eager=job["kind"] == "eager", enable_prefix_caching=False, skip_tokenizer_init=True, **options,
+        job["model"], dtype=job["dtype"], max_model_len=2048, max_num_seqs=job["most"],
+        enforce_eager=job["kind"] == "eager", enable_prefix_caching=False, skip_tokenizer_init=True,
+        gpu_memory_utilization=0.3, kv_cache_memory_bytes=(1024 if GPU else 64) << 20, **options,
     )  # fmt: skip
     core: Any = llm.llm_engine
-    runner = core.model_executor.driver_worker.worker.model_runner
-    runs = []
-    for way in job["ways"]:
-        extra = {f"thor_spec_{name}": value for name, value in way.items()}
+    counted = core.model_executor.driver_worker.worker.model_runner.sampler.count.counts
+
+    def generate(question: Any) -> dict[str, Any]:
+        extra = {f"thor_spec_{name}": value for name, value in question["way"].items()}
         params = SamplingParams(
             temperature=0, max_tokens=job["tokens"], ignore_eos=True, detokenize=False, extra_args=extra,
             logprobs=0 if job["scores"] else None,
         )  # fmt: skip
-        for count in job["requests"]:
-            prompts = [{"prompt_token_ids": ids} for ids in job["prompts"][:count]]
-            llm.generate(prompts, params, use_tqdm=False)  # warm
-            before, seconds = runner.sampler.count.counts.tolist(), []
-            for _ in range(job["repeats"]):
-                began = time.perf_counter()
-                outputs = llm.generate(prompts, params, use_tqdm=False)
-                seconds.append(time.perf_counter() - began)
-            spent = [b - a for a, b in zip(before, runner.sampler.count.counts.tolist(), strict=True)]
-            runs.append(report(way, count, job, seconds, spent, outputs))
-    return {"runs": runs}
-
-
-def report(
-    way: dict[str, Any], count: int, job: dict[str, Any], seconds: list[float], spent: list[int], outputs: list[Any]
-) -> dict[str, Any]:
-    """Return the figures of one way and number of requests."""
-    median = statistics.median(seconds)
-    forwards, blocks, tokens, _, edits = (number / job["repeats"] for number in spent)
-    scores = [
-        step[token].logprob
-        for output in outputs
-        if output.outputs[0].logprobs
-        for token, step in zip(output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True)
-    ]
-    return {
-        "way": way,
-        "requests": count,
-        "tokens/s": round(count * job["tokens"] / median, 2),
-        "seconds": [round(s, 4) for s in seconds],
-        "tokens a forward": round(tokens / forwards, 3),
-        "forwards a block": round(forwards / blocks, 3),
-        "edits": edits,
-        "ms a step": round(1000 * median * count / forwards, 4),
-        "us a token of a step": round(1e6 * median / forwards / 32, 3),
-        **({"mean log probability": round(statistics.fmean(scores), 4)} if scores else {}),
-        "first answer": list(outputs[0].outputs[0].token_ids),
-        "answers": hashlib.sha256(str([list(o.outputs[0].token_ids) for o in outputs]).encode()).hexdigest(),
-    }
-
-
-def plain(
-    folder: Path, config: dict[str, Any], asked: argparse.Namespace, prompt: list[int], ways: Any
-) -> list[dict[str, Any]]:
-    """Return the plain model's figures, one request at a time, keys and values cached."""
-    device, dtype = "cuda" if GPU else "cpu", getattr(torch, asked.dtype)
-    if asked.model == "mini":
-        dice = torch.Generator(device=device).manual_seed(0)
-        tensors = {
-            name: torch.randn(shape, device=device, generator=dice, dtype=dtype) * shape[-1] ** -0.5
-            for name, shape in layout.tensor_shapes(config)
+        prompts = [{"prompt_token_ids": ids} for ids in job["prompts"][: question["requests"]]]
+        before, began = counted.tolist(), time.perf_counter()
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        seconds = time.perf_counter() - began
+        forwards, blocks, tokens, _, edits = (b - a for a, b in zip(before, counted.tolist(), strict=True))
+        scores = [
+            step[token].logprob
+            for output in outputs
+            if output.outputs[0].logprobs
+            for token, step in zip(output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True)
+        ]
+        return {
+            "seconds": seconds,
+            "forwards": forwards,
+            "tokens a forward": round(tokens / forwards, 3),
+            "forwards a block": round(forwards / blocks, 3),
+            "edits": edits,
+            **({"mean log probability": round(statistics.fmean(scores), 4)} if scores else {}),
+            "answers": [list(output.outputs[0].token_ids) for output in outputs],
         }
-        model = Dense(config, tensors)
-    else:
-        model = Dense.load(folder, dtype, device)
-    found = []
-    for way in ways:
-        seconds = []
-        for repeat in range(asked.repeats + 1):
-            began = time.perf_counter()
-            done = decoding.decode(
-                model.decoder(), prompt, most=asked.tokens, block=model.block, mask=model.mask,
-                settings=Denoising().of_request(way),
-            )  # fmt: skip
-            if repeat:  # the first one warms
-                seconds.append(time.perf_counter() - began)
-        found.append(
-            {
-                "way": way,
-                "tokens/s": round(asked.tokens / statistics.median(seconds), 2),
-                "tokens a forward": round((done.blocks * model.block - len(prompt) % model.block) / done.forwards, 3),
-                "edits": done.edits,
-                "answer": done.tokens,
-            }
-        )
-    return found
+
+    return generate
+
+
+def plain(folder: Path, asked: argparse.Namespace, prompt: list[int]) -> Callable[[Any], dict[str, Any]]:
+    """Return what generates with the plain model, one request, keys and values cached."""
+    model = Dense.load(folder, getattr(torch, asked.dtype), "cuda" if GPU else "cpu")
+
+    def generate(question: Any) -> dict[str, Any]:
+        began = time.perf_counter()
+        done = decoding.decode(
+            model.decoder(), prompt, most=asked.tokens, block=model.block, mask=model.mask,
+            settings=Denoising().of_request(question["way"]),
+        )  # fmt: skip
+        filled = done.blocks * model.block - len(prompt) % model.block
+        return {
+            "seconds": time.perf_counter() - began,
+            "forwards": done.forwards,
+            "tokens a forward": round(filled / done.forwards, 3),
+            "edits": done.edits,
+            "answers": [done.tokens],
+        }
+
+    return generate
 
 
 def experts() -> list[dict[str, float]]:

@@ -99,4 +99,6 @@ def variables() -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
     }
-    return found if has_gpu_build() else found | interpreter.environment(os.environ.get("PYTHONPATH", ""))
+    if has_gpu_build():
+        return found | {"TRITON_CACHE_AUTOTUNING": "1"}  # as thor-spec serve has it
+    return found | interpreter.environment(os.environ.get("PYTHONPATH", ""))

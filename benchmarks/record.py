@@ -51,7 +51,7 @@ def write(
     path = instead_of or folder / ("record.json" if "OUT" not in os.environ else f"{name}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     source = origin.as_dict()
-    source["commit"] = source["commit"] or os.environ.get("COMMIT")  # a machine that got the files without git
+    source["commit"] = os.environ.get("COMMIT") or source["commit"]  # of files that were copied without their history
     record = {"schema": SCHEMA, "name": name, "provenance": source, **result}
     path.write_text(without_places(json.dumps(record, indent=1)) + "\n", encoding="utf-8")
     return path

@@ -50,7 +50,8 @@ def main() -> None:
                 runs[arm].append(measured)
                 if len({len(rounds) for rounds in runs.values()}) == 1:
                     found = summary(options, runs)
-                    result = {"settings": settings, "runs": runs, "summary": found}
+                    kept = {arm: [without_tokens(turn) for turn in turns] for arm, turns in runs.items()}
+                    result = {"settings": settings, "runs": kept, "summary": found}
                     record = write("tree", result, seeds={"sampling": 0}, instead_of=record)
     print(record)
     print(table(found))
@@ -239,6 +240,10 @@ def table(found: dict[str, Any]) -> str:
             f"{ratio(of['tokens_per_s_ratio']):>20} {ratio(of['step_ms_ratio']):>20} {of['answers_that_differ']}"
         )
     return "\n".join(lines)
+
+
+def without_tokens(turn: dict[str, Any]) -> dict[str, Any]:
+    return {t: {name: value for name, value in of.items() if name != "tokens"} for t, of in turn.items()}
 
 
 def ratio(found: dict[str, float]) -> str:

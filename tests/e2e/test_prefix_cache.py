@@ -20,7 +20,7 @@ from thor_spec.serve.client import Server
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     size = ("--context", "2048", "--draft-tokens", "7", "--kv-cache-memory", "256MiB")
     passed = ("--enable-prefix-caching", "--max-logprobs", "-1")
-    profile = ("--profile", "nano", "--profile", "agent", "--allow-controls")
+    profile = ("--profile", "tiny", "--profile", "agent", "--allow-controls")
     with Served(tmp_path_factory.mktemp("caching"), *profile, *size, "--", *passed) as served:
         yield served.wait_ready()
         assert served.stop() == 0

@@ -63,6 +63,8 @@ def _specs(
 def test_groups_and_blocks_are_vllm_s(seed: int, kind: blocks.StateKind, window: int | str | None) -> None:
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
+    from thor_spec.vllm_plugin.drafter_tail import tail_of
+
     planning = "kv_cache_planning" if importlib.util.find_spec("vllm.v1.core.kv_cache_planning") else "kv_cache_utils"
     vllm_blocks = importlib.import_module(f"vllm.v1.core.{planning}")
 
@@ -81,7 +83,7 @@ def test_groups_and_blocks_are_vllm_s(seed: int, kind: blocks.StateKind, window:
         kinds = ["sliding_attention"] * sliding + ["full_attention"] * (draft_layers - sliding)
         sizes |= {"layer_types": kinds, "sliding_window": 2048}
     drafter = ModelShape.parse("drafter", sizes)
-    in_flight = rng.choice((512, 4096, 65536))
+    batches, batched = rng.choice((1, 2)), rng.choice((512, 4096, 32768))
     ours = blocks.layout(
         target,
         drafter if drafts else None,
@@ -90,7 +92,8 @@ def test_groups_and_blocks_are_vllm_s(seed: int, kind: blocks.StateKind, window:
         kv_dtype="auto",
         state_dtype="float32",
         drafter_window=window,
-        in_flight_tokens=in_flight,
+        batches=batches,
+        batched_tokens=batched,
     )
     fitted = kind == "reconstruct"
     token = target.attention.bytes_per_token(2)
@@ -110,7 +113,9 @@ def test_groups_and_blocks_are_vllm_s(seed: int, kind: blocks.StateKind, window:
         ),
         speculative_config=None,
         kv_transfer_config=None,
-        max_in_flight_tokens=in_flight,
+        max_in_flight_tokens=batches * batched,
+        max_concurrent_batches=batches,
+        num_speculative_tokens=drafts,
     )
     specs = _specs(
         target,
@@ -122,6 +127,8 @@ def test_groups_and_blocks_are_vllm_s(seed: int, kind: blocks.StateKind, window:
         sliding=sliding,
         fitted=fitted,
     )
+    if fitted:  # what our plugin makes of a drafter's layers
+        specs |= {name: tail_of(spec, config_) for name, spec in specs.items() if name.startswith("draft.")}
     theirs = vllm_blocks.get_kv_cache_groups(config_, specs)
     assert len(theirs) == len(ours.groups)
     assert max(len(group.layer_names) for group in theirs) == ours.group_layers

@@ -109,3 +109,16 @@ def test_auto_is_the_fastest_lossless_kernel_of_the_records() -> None:
     assert wy.lossless is None  # nobody has run its gate in an engine on a GPU
     assert fastest() == "replay"
     assert fastest([replay, replace(wy, lossless="some record")]) == "wy"
+
+
+def test_a_step_that_leaves_recurrent_layers_out_commits_nothing() -> None:
+    """vLLM 0.33 tunes attention kernels with such steps at start-up, on a GPU only."""
+    from thor_spec.vllm_plugin.one_state.steps import Steps
+
+    steps = Steps.__new__(Steps)
+    steps.layers, steps.pending = [SimpleNamespace(prefix="layers.0")], (object(), object())
+    steps.prepared(object(), {"layers.3.attn": object()}, for_capture=False)
+    assert steps.pending is None
+    batch, masks = object(), object()
+    steps.prepared(batch, {"layers.0": SimpleNamespace(spec_sequence_masks=masks)}, for_capture=False)
+    assert steps.pending == (batch, masks)

@@ -56,6 +56,7 @@ def test_argv_and_environment(make: Callable[..., Plan], gpu: bool, target: Path
     assert plan.environment["VLLM_PLUGINS"] == "thor_spec"
     assert plan.environment["VLLM_USE_V2_MODEL_RUNNER"] == "1"
     assert ("TRITON_INTERPRET" in plan.environment) is not gpu
+    assert ("TRITON_CACHE_AUTOTUNING" in plan.environment) is gpu
     assert ("--enforce-eager" in plan.argv) is not gpu
     assert ("--kv-cache-memory-bytes" in plan.argv) is not gpu
     assert "--no-enable-prefix-caching" in plan.argv

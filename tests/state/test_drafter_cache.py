@@ -19,7 +19,7 @@ WINDOW, CONTEXT = 32, 1024
 COMMON = {"requests": 16, "drafts": 5, "eager": True, "speculation": {}, "longest_prompt": 600, "longest_answer": 96,
           "options": {"drafter_window": WINDOW}, "seed": 3}  # fmt: skip
 CASES = (
-    {"caching": False, "budget": 96, "cache_bytes": 26 * 65536},
+    {"caching": False, "budget": 96, "cache_bytes": 15 * 65536},
     {"caching": True, "budget": 288, "cache_bytes": 16 << 20, "rounds": 2},
 )
 TIE = 0.05

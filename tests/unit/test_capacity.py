@@ -22,6 +22,7 @@ from thor_spec.sizes import parse_size
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 H200 = int(139.8 * GIB)
+EVIDENCE = Path(__file__).parents[2] / "evidence"
 TARGET = ModelShape.parse("35B", QWEN35_35B)
 DRAFTER = ModelShape.parse("drafter", DRAFTER_35B)
 BASE = Request(memory=H200, utilization=0.75, context=32768, max_seqs=256, state="snapshot")
@@ -68,15 +69,36 @@ def test_capacity_within_3_percent_of_what_was_measured(drafts: int, tokens: int
     assert found.sequences == pytest.approx(sequences, rel=0.03)
 
 
+@pytest.mark.parametrize("run", ["none", "snapshot K=15 wide", "reconstruct K=15 wide"])
+def test_capacity_within_3_percent_of_what_engines_reported(run: str) -> None:
+    """One state per sequence too; the record of engines on an H200, 256 places, utilization 0.75."""
+    record = json.loads((EVIDENCE / "20261130T124851-state" / "record.json").read_text())
+    drafts = 0 if run == "none" else 15
+    request = replace(BASE, draft_tokens=drafts, state="reconstruct" if "reconstruct" in run else "snapshot")
+    found = make(replace(request, state_dtype="float32"), TARGET, DRAFTER if drafts else None)
+    assert found.sequences == pytest.approx(record["runs"][run]["sequences"], rel=0.03)
+
+
 def test_the_bundled_model_s_capacity_is_exact(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As engines on a CPU reported it, with 1 GiB of cache."""
     monkeypatch.setattr(cuda, "probe", lambda: None)
-    assert _plan(capsys, "nano", "--kv-cache-memory", "1GiB")["kv_cache_tokens"] == 250_406
-    assert _plan(capsys, "nano", "--kv-cache-memory", "1GiB", "--state", "snapshot")["kv_cache_tokens"] == 190_650
-    without = _plan(capsys, "nano", "--kv-cache-memory", "1GiB", "--draft", "none")  # prefixes are cached then
+    assert _plan(capsys, "tiny", "--kv-cache-memory", "1GiB")["kv_cache_tokens"] == 250_406
+    assert _plan(capsys, "tiny", "--kv-cache-memory", "1GiB", "--state", "snapshot")["kv_cache_tokens"] == 190_650
+    without = _plan(capsys, "tiny", "--kv-cache-memory", "1GiB", "--draft", "none")  # prefixes are cached then
     assert (without["kv_cache_tokens"], without["sequences"]) == (441_505, 53.89)
+
+
+def test_the_trained_pair_s_profile_is_planned_as_its_folders_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "probe", lambda: None)
+    target, drafter = (str(shipped.find(name)) for name in (shipped.TARGET, shipped.DRAFTER))
+    named = _plan(capsys, "nano", "--kv-cache-memory", "1GiB")
+    folders = _plan(capsys, target, "--draft", drafter, "--draft-tokens", "7", "--kv-cache-memory", "1GiB")
+    for what in ("kv_cache_tokens", "sequences"):
+        assert named[what] == folders[what]
 
 
 @pytest.mark.skipif(shipped.find(shipped.DIFFUSION) is None, reason="nano-llada is not shipped here")
@@ -102,7 +124,7 @@ def test_whose_memory_is_planned(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, gpu: Gpu, utilization: float | None
 ) -> None:
     monkeypatch.setattr(cuda, "probe", lambda: gpu)
-    request = _plan(capsys, "nano", "--kv-cache-memory", "1GiB")["request"]
+    request = _plan(capsys, "tiny", "--kv-cache-memory", "1GiB")["request"]
     assert (request["engine"], request["utilization"]) == ("cuda", utilization)
     assert (request["memory"] == gpu.total_bytes) is (utilization is not None)
     assert (request["floor"] > 0) is (utilization is None)
@@ -127,17 +149,19 @@ def test_a_drafter_s_cache_is_spared() -> None:
             "pages": {"state": "reconstruct"},
             "cached": {"state": "reconstruct", "prefix_caching": True},
             "2048": {"state": "reconstruct", "drafter_window": 2048},
-            "1024": {"state": "reconstruct", "drafter_window": 1024},
+            "864": {"state": "reconstruct", "drafter_window": 864},
+            "vLLM's 864": {"state": "snapshot", "drafter_window": 864},
         }.items()
     }
     assert {name: round(plan.sequences, 2) for name, plan in found.items()} == {
-        "snapshot": 10.40, "pages": 26.03, "cached": 22.78, "2048": 41.71, "1024": 42.74,
+        "snapshot": 10.40, "pages": 26.03, "cached": 22.78, "2048": 45.55, "864": 47.42, "vLLM's 864": 12.21,
     }  # fmt: skip
     pages = found["pages"].layout
     assert [group.block_tokens for group in pages.groups] == [1056, 1056, 528, *[None] * 6]
     assert pages.page_bytes * 2 == found["cached"].layout.page_bytes
-    held = found["1024"].layout.groups[2]
-    assert held.blocks(32768) == math.ceil((1023 + 2 * 2048) / 528) + 1
+    held, theirs = found["864"].layout.groups[2], found["vLLM's 864"].layout.groups[2]
+    assert held.blocks(32768) == math.ceil((863 + 128 + 4 * 16) / 528) + 1 == 3
+    assert theirs.blocks(32768) == math.ceil((863 + 2 * 2048) / theirs.block_tokens) + 1
     assert held.blocks(600) == 3
     with pytest.raises(ConfigError, match="needs a drafter"):
         make(replace(BASE, drafter_window=1024), TARGET)

@@ -68,3 +68,13 @@ def test_profile_sets_paths_and_arguments(tmp_path: Path) -> None:
     config = resolve({}, profile).config
     assert config.kv_cache_memory == 4 << 30
     assert (config.log_file, config.vllm_args) == (Path("/tmp/x.log"), ("--seed", "7"))
+
+
+def test_no_drafter_takes_what_a_profile_says_of_drafts_with_it() -> None:
+    """`verify lossless` starts its reference so, with whatever profile the candidate has."""
+    profile = {"draft": "mine", "draft_tokens": 7, "gdn_kernel": "wy", "tree": "8", "accept": "typical", "port": 9000}
+    resolved = resolve({"draft": "none"}, profile)
+    assert resolved.config == ServeConfig(draft="none", port=9000)
+    assert resolved.origins["gdn_kernel"] == "default"
+    kept = resolve({"draft": "none", "gdn_kernel": "wy"}, profile).config  # said beside it: refused later
+    assert (kept.gdn_kernel, kept.tree) == ("wy", None)

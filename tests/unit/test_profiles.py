@@ -13,7 +13,7 @@ from thor_spec.config import ServeConfig, resolve
 from thor_spec.errors import ConfigError
 from thor_spec.profiles import catalogue
 
-NAMES = ("llada2.1-mini", "nano", "qwen3.5-122b-a10b", "qwen3.5-4b", "qwen3.6-27b", "qwen3.6-35b-a3b")
+NAMES = ("llada2.1-mini", "nano", "qwen3.5-122b-a10b", "qwen3.5-4b", "qwen3.6-27b", "qwen3.6-35b-a3b", "tiny")
 GOOD = """\
 schema: 1
 name: mine
@@ -63,7 +63,7 @@ def test_a_plain_file_may_lie_over_a_profile(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("max-seqs: 2\nenvironment: {A: b}\n")
     merged = catalogue.layered(["nano", str(tmp_path / "mine.yaml")])
     assert isinstance(merged, dict)
-    assert (merged["model"], merged["max_seqs"], merged["environment"]) == ("tiny-hybrid", 2, {"A": "b"})
+    assert (merged["model"], merged["max_seqs"], merged["environment"]) == ("nano-hybrid", 2, {"A": "b"})
 
 
 @pytest.mark.parametrize("name", NAMES)

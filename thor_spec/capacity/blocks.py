@@ -21,6 +21,7 @@ from thor_spec.capacity.shape import DTYPE_BYTES, Attention, ModelShape
 StateKind = Literal["snapshot", "reconstruct"]
 
 KERNEL_BLOCK_TOKENS = 16
+TILE_TOKENS = 128  # as vllm_plugin.drafter_tail.TILE
 PADDING_LIMIT = 1.5  # vLLM pads a kind with few more layers rather than splitting it
 
 
@@ -90,7 +91,8 @@ def layout(
     kernel_block_tokens: int = KERNEL_BLOCK_TOKENS,
     least_block_tokens: int = KERNEL_BLOCK_TOKENS,
     drafter_window: int | None = None,
-    in_flight_tokens: int = 0,
+    batches: int = 1,
+    batched_tokens: int = 0,
 ) -> BlockLayout:
     """Return the layout of the target's cache, with the drafter's beside it.
 
@@ -98,7 +100,8 @@ def layout(
         kernel_block_tokens: of which the target's blocks are a multiple.
         least_block_tokens: of which the drafter's are, where they are smaller.
         drafter_window: tokens that the drafter attends to; None: as its own layers do.
-        in_flight_tokens: scheduled at most before what slid out of the window is free.
+        batches: steps that are under way at a time.
+        batched_tokens: tokens of a step at most; until it has passed, vLLM keeps what slid out of a window within it.
     """
     kv_bytes = DTYPE_BYTES[kv_dtype]
     token_bytes = target.attention.bytes_per_token(kv_bytes)
@@ -111,7 +114,8 @@ def layout(
     kinds = [_Kind(target.attention.layers, tokens)]
     if drafter:
         own, own_bytes = tokens, drafter.attention.bytes_per_token(kv_bytes)
-        if delta and kind == "reconstruct" and not prefix_caching:
+        ours = bool(delta) and kind == "reconstruct" and not prefix_caching
+        if ours:
             own = _fitted(tokens, own_bytes, page, least_block_tokens)
         wide = max(page, own * own_bytes)
         window = drafter.window if drafter_window is None else drafter_window
@@ -121,7 +125,8 @@ def layout(
         if _alike(target.attention, drafter.attention):
             kinds = [_Kind(target.attention.layers + full, tokens)]
         if window is not None:
-            kinds.append(_Kind(sliding, cut, held_tokens=window - 1 + in_flight_tokens))
+            behind = TILE_TOKENS + 2 * batches * (drafts + 1) if ours else batches * batched_tokens
+            kinds.append(_Kind(sliding, cut, held_tokens=window - 1 + behind))
         page = wide
     if delta:
         states = states_per_sequence(kind, drafts, prefix_caching=prefix_caching)

@@ -215,7 +215,8 @@ def make(request: Request, target: ModelShape, drafter: ModelShape | None = None
             kernel_block_tokens=_block_tokens(request, target),
             least_block_tokens=_CPU_LEAST_BLOCK_TOKENS if request.engine == "cpu" else blocks.KERNEL_BLOCK_TOKENS,
             drafter_window=request.drafter_window,
-            in_flight_tokens=_BATCHES[request.engine] * request.batched_tokens,
+            batches=_BATCHES[request.engine],
+            batched_tokens=request.batched_tokens,
         ),
         facts=_facts(request, target, drafter, state_dtype),
     )

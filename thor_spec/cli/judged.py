@@ -1,5 +1,6 @@
 """What the commands of ``thor-spec verify`` share: the servers to judge, the judging, and how it ends."""
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -135,7 +136,8 @@ def trees(wanted: dict[str, Any], profile: Path | None, *, rows: int, plant: boo
     given = tree.job(plan, rows=wanted["max_seqs"], verified_rows=rows, faults=plant, seed=seed)
     log = env.cache_dir() / "logs" / "verify-tree.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    return tree.verdict(tree.run(plan, given, log=log))
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    return tree.verdict(tree.run(plan, given, log=log, say=say))
 
 
 def conclude(name: str, verdicts: "list[Verdict]", options: dict[str, Any], out: Path | None, *, as_json: bool) -> None:

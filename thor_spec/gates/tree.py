@@ -6,7 +6,8 @@ Other gates ask a server; what a tree does to states, windows and caches between
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ FAULTS = {
 }
 """What is planted, and which invariant must see it. ``vllm_plugin.tree.faults`` knows how."""
 POLL_S = 0.5
+SAY_EVERY_S = 10.0
 MODULE = "thor_spec.vllm_plugin.tree.check"
 
 
@@ -64,10 +66,15 @@ def job(plan: Plan, *, rows: int, verified_rows: int, faults: bool, seed: int) -
     }
 
 
-def run(plan: Plan, given: Mapping[str, Any], *, log: Path) -> dict[str, Any]:
-    """Run the job under the guard. Raises: EngineStartError, if the engine dies; what the guard raises."""
+def run(plan: Plan, given: Mapping[str, Any], *, log: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Run the job under the guard. Raises: EngineStartError, if the engine dies; what the guard raises.
+
+    Args:
+        log: where its output goes.
+        say: told how far it has come, a line at a time.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        asked, answer = Path(folder) / "job.json", Path(folder) / "result.json"
+        asked, answer, progress = (Path(folder) / name for name in ("job.json", "result.json", "progress"))
         asked.write_text(json.dumps(given))
         changes = {**plan.environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # it must be looked at from within
         with GuardedJob.start(
@@ -78,8 +85,13 @@ def run(plan: Plan, given: Mapping[str, Any], *, log: Path) -> dict[str, Any]:
             settings=Settings(floor_bytes=plan.resolved.config.memory_floor),
             notice=lambda _: None,
         ) as guarded:
+            told, due = "", 0.0
             while (code := guarded.job.wait(POLL_S)) is None:
                 guarded.check()
+                known = progress.read_text() if progress.is_file() else told
+                if known != told and time.monotonic() >= due:
+                    told, due = known, time.monotonic() + SAY_EVERY_S
+                    say(f"verify tree: {told}")
             guarded.check()
             guarded.cause = f"the engine ended with status {code}"
         if code != 0 or not answer.is_file():

@@ -98,7 +98,9 @@ def environment(config: ServeConfig, *, gpu: bool, stock: bool) -> dict[str, str
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
     }
-    if not gpu:
+    if gpu:
+        variables["TRITON_CACHE_AUTOTUNING"] = "1"  # or every start tunes vLLM's prefill kernels anew
+    else:
         variables |= interpreter.environment(env.python_path())
     if clash := sorted(set(config.environment) & set(variables)):
         raise ConfigError(f"The profile sets {', '.join(clash)}, which thor-spec sets itself. Leave it out.")

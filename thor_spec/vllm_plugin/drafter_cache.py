@@ -1,5 +1,7 @@
 """What the drafter's own cache takes: a window of the tokens, where one is asked for, in blocks of the target's bytes.
 
+Of layers that slide only the tail of a step is kept; see ``drafter_tail``.
+
 vLLM pads every block of the pool to the widest layer's. With a drafter of more KV heads than the target's that is the
 drafter's, and each recurrent state, which fills a block alone, is padded to twice its bytes. Fewer tokens in a block of
 the drafter need no padding.
@@ -53,6 +55,9 @@ class _Fitted:
         spec = self._stock(vllm_config)
         if not wanted(vllm_config) or spec is None:
             return spec
+        from thor_spec.vllm_plugin.drafter_tail import tail_of  # here, since it takes vLLM's scheduler along
+
+        spec = tail_of(spec, vllm_config)
         layers = vllm_config.compilation_config.static_forward_context
         others = (
             layer.get_kv_cache_spec(vllm_config)

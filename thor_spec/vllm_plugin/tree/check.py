@@ -1,13 +1,14 @@
 """Runs an engine over a random schedule with the invariants watched, and writes what it found as JSON.
 
-python -m thor_spec.vllm_plugin.tree.check JOB RESULT; started by ``gates.tree``, under the guard.
+python -m thor_spec.vllm_plugin.tree.check JOB RESULT; started by ``gates.tree``, under the guard. The file ``progress``
+beside RESULT says in a line how far it has come.
 """
 
 import json
 import os
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,27 @@ from thor_spec.vllm_plugin.tree import faults
 from thor_spec.vllm_plugin.tree.watch import Watch
 
 LONGEST_ANSWER = 48
+PROGRESS = "progress"
 
 
 def main() -> None:
     """Run a job: without faults first, then with each fault that is to be seen, all in one engine."""
     job, result = (Path(argument) for argument in sys.argv[1:])
     given = json.loads(job.read_text())
+    progress = result.with_name(PROGRESS)
+
+    def tell(text: str) -> None:
+        fresh = progress.with_suffix(".new")
+        fresh.write_text(text)
+        fresh.replace(progress)
+
+    tell("loads the engine")
     llm = _engine(given)
-    found = {"": _watched(llm, given, "", rows=given["verified_rows"])}
-    for fault in given["faults"]:
-        found[fault] = _watched(llm, given, fault, rows=given["faulty_rows"])
+    wanted = given["verified_rows"]
+    found = {"": _watched(llm, given, "", rows=wanted, tell=lambda rows: tell(f"{rows} of {wanted} rows verified"))}
+    for number, fault in enumerate(given["faults"], start=1):
+        tell(f"planted {number} of {len(given['faults'])}: {fault}")
+        found[fault] = _watched(llm, given, fault, rows=given["faulty_rows"], tell=lambda _: None)
     result.write_text(json.dumps(found))
     sys.stdout.flush()
     os._exit(0)  # an engine that was broken on purpose does not end in good order
@@ -52,20 +64,20 @@ def _engine(job: Mapping[str, Any]) -> Any:
     )
 
 
-def _watched(llm: Any, job: Mapping[str, Any], fault: str, *, rows: int) -> dict[str, Any]:
+def _watched(llm: Any, job: Mapping[str, Any], fault: str, *, rows: int, tell: Callable[[int], None]) -> dict[str, Any]:
     runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     intact = faults.Intact(runner)
     if fault:
         faults.plant(fault, runner)
     watch = Watch(runner, seed=job["seed"], every=1 if fault else 8)
     try:
-        steps = _play(llm, watch, job, rows=rows)
+        steps = _play(llm, watch, job, rows=rows, tell=tell)
     finally:
         intact.restore()
     return {**watch.counts, "steps": steps, "told": watch.told, "layers": len(watch.layers)}
 
 
-def _play(llm: Any, watch: Any, job: Mapping[str, Any], *, rows: int) -> int:
+def _play(llm: Any, watch: Any, job: Mapping[str, Any], *, rows: int, tell: Callable[[int], None]) -> int:
     """Answer random requests until enough rows were verified; return the steps."""
     sampling = compat.SAMPLING_PARAMS.resolve()
     engine, rng = llm.llm_engine, random.Random(job["seed"])
@@ -73,7 +85,8 @@ def _play(llm: Any, watch: Any, job: Mapping[str, Any], *, rows: int) -> int:
     texts: Sequence[list[int]] = [llm.get_tokenizer().encode(text) for text in job["prompts"]]
     longest = job["context"] - LONGEST_ANSWER - 2
     asked = steps = 0
-    while sum(watch.rows_of(kind) for kind in ("chain", "tree")) < rows:
+    while (verified := sum(watch.rows_of(kind) for kind in ("chain", "tree"))) < rows:
+        tell(verified)
         while len(scheduler.running) + len(scheduler.waiting) < job["rows"]:
             tokens = rng.choice(texts)
             tokens = (tokens * 4)[rng.randrange(len(tokens)) :][: rng.randint(1, longest)]
