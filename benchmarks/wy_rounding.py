@@ -1,12 +1,13 @@
-"""What the cheaper products of ``wy`` cost in accuracy, emulated on the CPU bit by bit against float64.
+"""What the cheaper products of ``wy`` cost in accuracy, emulated on the CPU, against float64.
 
     python -m benchmarks.wy_rounding [--steps 1000] [--only REGEX]
 
 Triton's interpreter multiplies in float32 what ``tf32x3`` rounds first, and adds up in float32, so tests there see the
-products of float16 and the parts of a state, but neither that nor a tensor core's sums. Here every operand is rounded
-as by the compiled kernel, and sums are cut off, not rounded, after each step of a tensor core (16 terms, tf32: 8), the
-worst that is known of one. Exponents and factors are taken as exact: they are the same in all variants. ``bf16x3`` is
-Triton's: two parts of each operand, rounded, without the product of the lower ones.
+products of float16, but neither that nor a tensor core's sums; and it cuts bfloat16 off where a GPU rounds, so that two
+parts of a state look twice as coarse. Here every operand is rounded as by the compiled kernel, and sums are cut off,
+not rounded, after each step of a tensor core (16 terms, tf32: 8), the worst that is known of one. Exponents and factors
+are taken as exact: they are the same in all variants. ``bf16x3`` is Triton's: two parts of each operand, rounded,
+without the product of the lower ones.
 
 Shapes: HV value heads, one key head for all of them; N nodes; K = V = 128.
 """

@@ -12,6 +12,8 @@ What does not touch the state is solved once per value head (``wy_solve``): ``T 
 
     U = T R,    O = exp(gamma) (S0 q) + Y R
 
+(the factor of q, ``scale``, is left out of Y and comes last: entries of T and Y are at most 1 that way.)
+
 There everything is held transposed, [BV, nodes]: the state [BV, BK] is then the left operand as it lies in memory. Keys
 and queries are multiplied as they came and normalized afterwards, so that bfloat16 ones are exact operands.
 """
