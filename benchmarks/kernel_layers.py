@@ -155,9 +155,9 @@ class Layer:
         """One step: verify and commit at once (None), fused (1), or with a commit that is not due yet."""
         return self._step(variant, period, self.states(self.shape.requests + 1), self.record(period), tiles)
 
-    def solution(self) -> Launch:
+    def solution(self, tiles: Tiles | None = None) -> Launch:
         """The first of the two launches of ``wy`` alone."""
-        launch = self.ours("wy", 1)
+        launch = self.ours("wy", 1, tiles)
 
         def first() -> None:
             with mock.patch.object(verify, "wy", mock.MagicMock(arg_names=verify.wy.arg_names)):

@@ -52,12 +52,12 @@ WAYS: dict[str, tuple[Variant, int | None]] = {
 VARIANTS: tuple[Variant, ...] = ("replay", "wy")
 PERIODS = (8, 16, 32)
 SWEEP = [
+    *(Tiles(block_v=64, warps=4, parts=parts, tf32=tf32) for parts in (3, 2) for tf32 in (False, True)),
     Tiles(block_v=64, warps=4, registers=168),
-    Tiles(block_v=64, warps=4, parts=2),
-    Tiles(block_v=128, warps=8),
+    *(Tiles(block_v=64, warps=4, parts=2, solve_warps=warps) for warps in (2, 4)),
 ]
-"""Other geometries of wy. The first spills 12 bytes and lets a third program onto a multiprocessor, the second does so
-without; replay's geometry belongs to its bits."""
+"""Other geometries of wy: products and parts, then three programs on a multiprocessor by force, then warps of the
+solution other than the table's. Replay's geometry belongs to its bits."""
 WALKERS = (2, 4, 8)
 Job = tuple[str, str, Callable[[], Row]]
 
@@ -170,7 +170,9 @@ def run_case(dims: Dims, shape: Shape, device: str, snapshot: Any, repetitions: 
     for name, (variant, period) in WAYS.items():
         ways[name] = [layer.ours(variant, period) for layer in layers]
     if sweep:
-        ways["wy, solution alone"] = [layer.solution() for layer in layers]
+        for warps in (None, 2, 4):
+            solution = Tiles(block_v=64, warps=4, solve_warps=warps)
+            ways[f"wy, solution alone, {warps or 'default'} warps"] = [layer.solution(solution) for layer in layers]
         for tiles in SWEEP:
             ways[f"wy, fused, {tiles}"] = [layer.ours("wy", 1, tiles) for layer in layers]
         for walkers in () if shape.is_chain else WALKERS:

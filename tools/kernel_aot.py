@@ -166,14 +166,14 @@ def configurations(arch: int) -> list[tuple[str, Any]]:
                     x.pop("parents")
                     name = f"replay {kind} {str(state)[6:]} state, BV {tiles.block_v}, walkers {tiles.walkers}"
                     add(name, lambda x=x, tiles=tiles: verify.gdn_verify(**x, variant="replay", tiles=tiles))
-                wide = wy_tiles(value_dim=DIM)
-                for nodes in (16, 64):
+                for nodes in (16, 32, 64):
+                    wide = wy_tiles(heads=heads, value_dim=DIM, block=nodes, sms=sms)
                     for state, inputs in ((f32, bf16), (bf16, bf16), (f32, f32)):
                         x = layer(1, nodes, tree=tree, deferred=deferred, state=state, inputs=inputs)
                         x.pop("parents")
                         name = (
                             f"wy {kind} {str(state)[6:]} state, {str(inputs)[6:]} inputs, "
-                            f"N {nodes}, BV {wide.block_v}, warps {wide.warps}"
+                            f"N {nodes}, BV {wide.block_v}, warps {wide.warps}, parts {wide.parts}"
                         )
                         width = None if tree else nodes
                         add(name, lambda x=x, w=width, t=wide: verify.gdn_verify(**x, variant="wy", width=w, tiles=t))

@@ -13,7 +13,7 @@ from tests.kernels.checks import Variant, check_verify, rows_of, verify
 from tests.kernels.close import assert_close, assert_same_bits
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.gdn_common.record import Record
-from thor_spec.kernels.gdn_verify.tiles import Tiles, replay_tiles, wy_tiles
+from thor_spec.kernels.gdn_verify.tiles import SOLVE_WARPS, Tiles, replay_tiles, wy_tiles
 from thor_spec.kernels.tree_paths.reference import TreePaths
 
 VARIANTS = pytest.mark.parametrize("variant", ["replay", "wy"])
@@ -107,9 +107,27 @@ def test_per_channel_decay(device: str) -> None:
         verify(case.to(device), "wy")
 
 
+@pytest.mark.parametrize("tiles", [{"parts": 2}, {"parts": 2, "tf32": True}], ids=str)
 @pytest.mark.parametrize("name", ["64 nodes", "combs"])
-def test_two_parts_hold_the_budget(name: str, device: str) -> None:
-    check_verify(cases.make(FORESTS[name], key_dim=64), "wy", device, tiles=Tiles(block_v=16, warps=4, parts=2))
+def test_other_products_hold_the_budget(name: str, tiles: dict[str, Any], device: str) -> None:
+    case = cases.make(FORESTS[name], key_dim=64)
+    check_verify(case, "wy", device, tiles=Tiles(block_v=16, warps=4, **tiles))
+
+
+@pytest.mark.parametrize("factor", [1e6, 1e-7])
+def test_values_that_float16_does_not_hold(factor: float, device: str) -> None:
+    """Products of float16 see them in units of each row's largest; one row is zero."""
+    case = cases.make([chain(18), random_tree(40, 5)], value_heads=1)
+    case.args["v"].mul_(factor)[..., 3] = 0
+    case.state.mul_(factor)[..., 3, :] = 0
+    check_verify(case, "wy", device)
+
+
+def test_products_of_nodes_that_float16_does_not_hold(device: str) -> None:
+    case = cases.make([chain(18)])
+    for name in "qk":
+        case.args[name].mul_(300)
+    check_verify(case, "wy", device, delta=False, l2_norm=False)
 
 
 def test_more_or_fewer_parts_are_refused() -> None:
@@ -238,8 +256,9 @@ def test_wrong_shapes_are_refused() -> None:
     deferred = cases.make([chain(3)], deferred=True)
     with pytest.raises(ConfigError, match="Several walkers"):
         kernel.gdn_verify(**deferred.args, tiles=Tiles(block_v=16, warps=4, walkers=2))
-    with pytest.raises(ConfigError, match="power of two"):
-        Tiles(block_v=24, warps=4)
+    for name in ("block_v", "warps", "walkers", "solve_warps"):
+        with pytest.raises(ConfigError, match=f"tiles.{name}=24 must be a power of two"):
+            Tiles(**{"block_v": 16, "warps": 4, name: 24})
 
 
 def test_tables_fill_small_devices_and_large_ones() -> None:
@@ -251,6 +270,13 @@ def test_tables_fill_small_devices_and_large_ones() -> None:
     assert replay(32, dim=16) == Tiles(block_v=16, warps=4)
     assert replay(32, tree=True, sms=20).walkers == 1
     assert replay(8, tree=True) == Tiles(block_v=32, warps=4, walkers=8)
-    assert wy_tiles(value_dim=128).block_v == 64
-    assert wy_tiles(value_dim=17).block_v == 32
-    assert wy_tiles(value_dim=8).block_v == 16
+
+
+def test_table_of_the_closed_form() -> None:
+    def wy(requests: int, *, dim: int = 128, block: int = 16, sms: int = 132) -> Tiles:
+        return wy_tiles(heads=32 * requests, value_dim=dim, block=block, sms=sms)
+
+    assert [wy(1, dim=dim).block_v for dim in (128, 17, 8)] == [64, 32, 16]
+    assert wy(1) == wy(8) == Tiles(block_v=64, warps=4, parts=3)
+    assert wy(64) == wy(8, sms=20) == wy(1, block=32) == wy(8, block=64) == Tiles(block_v=64, warps=4, parts=2)
+    assert [SOLVE_WARPS[block] for block in (16, 32, 64)] == [1, 2, 4]

@@ -99,6 +99,13 @@ def one_branch(variant: Variant) -> None:
     check_verify(cases.make([chain(18)], tree=False), variant, "cpu")
 
 
+def large(variant: Variant) -> None:
+    """Values that float16 does not hold."""
+    case = cases.make([chain(18)], value_heads=1)
+    case.args["v"].mul_(1e6)
+    check_verify(case, variant, "cpu")
+
+
 def committed(variant: Variant) -> None:
     check_commit(cases.make([comb(7), random_tree(20, 2)], heads=2, value_heads=2, padding=[]), variant, "cpu", seed=4)
 
@@ -185,11 +192,11 @@ MUTANTS: list[tuple[str, str, str, Callable[[Variant], None], Variant]] = [
     (COMMON, "tl.where(offset >= rows, offset - rows, offset)", "tl.minimum(offset, rows - 1)", deferred, "replay"),
     (REPLAY, "start = rounded.to(tl.float32)", "start = start + 0.0", deferred, "replay"),
     (WY, "if (slot <= 0) | (count <= 0):", "if (slot < -5) | (count <= 0):", trees, "wy"),
-    (WY, "_inverse(tl.where(t[:, None] == t[None, :], 0.0, A), BW)", "_inverse(A, BW)", trees, "wy"),
+    (WY, "_inverse(tl.where(t[:, None] == t[None, :], 0.0, A), BW,", "_inverse(A, BW,", trees, "wy"),
     (WY, "tl.where(diagonal, 0.0, blocks)", "blocks", two_blocks, "wy"),
-    (WY, "X -= tl.dot(M, X", "X += tl.dot(M, X", two_blocks, "wy"),
+    (WY, "X -= dot_small(M, X", "X += dot_small(M, X", two_blocks, "wy"),
     (WY, "if BLOCKS > 2:", "if BLOCKS > 4:", three_blocks, "wy"),
-    (WY, "square = tl.dot(M, M,", "square = tl.dot(M, X,", three_blocks, "wy"),
+    (WY, "square = dot_small(M, M,", "square = dot_small(M, X,", three_blocks, "wy"),
     (WY, "for i in range(15):", "for i in range(14):", one_branch, "wy"),
     (WY, "T -= below", "T += below", trees, "wy"),
     (WY, "exponent = (coarse[:, None] - coarse[None, :]) + (fine[:, None] - fine[None, :])",
@@ -200,10 +207,15 @@ MUTANTS: list[tuple[str, str, str, Callable[[Variant], None], Variant]] = [
     (WY, "fold_rows_by_product(h, 16,", "fold_rows_by_product(h, 32,", long_deferred, "wy"),
     (WY, "tl.load(factors + (head * 2 + 1) * BW + t)", "tl.load(factors + head * 2 * BW + t)", trees, "wy"),
     (WY, "t[None, :] * BW + t[:, None]  # transposed", "t[:, None] * BW + t[None, :]", trees, "wy"),
-    (WY, "BW) * beta[None, :]", "BW)", trees, "wy"),
+    (WY, "X * beta[None, :]", "X", trees, "wy"),
+    (WY, "seen * beta[None, :]", "seen", trees, "wy"),
     (WY, "(beta * k_scale)[:, None]", "k_scale[:, None]", trees, "wy"),
     (WY, "dot_of_inputs(b_q, b_k, WIDEN) * D * q_scale[:, None]", "dot_of_inputs(b_q, b_k, WIDEN) * D", trees, "wy"),
-    (WY, "acc=o, input_precision", "acc=u, input_precision", trees, "wy"),
+    (WY, "o += dot_small(", "o = u + dot_small(", trees, "wy"),
+    (WY, "(size * scale)", "size", trees, "wy"),
+    (WY, "r *= inverse[:, None]", "size = size * 0 + 1.0", large, "wy"),
+    (COMMON, "acc = _dot(x_low, y_high, acc, WIDEN)", "acc = acc", trees, "wy"),
+    (COMMON, "acc = _dot(x_high, y_low, acc, WIDEN)", "acc = acc", trees, "wy"),
     (WY, "(tl.full(t.shape, 2, tl.int64) << t.to(tl.int64)) - 1", "(tl.full(t.shape, 1, tl.int64) << t.to(tl.int64)) - 1",
      one_branch, "wy"),
     (WY, "offset = wrap(offset + kept, rows)", "offset = offset", deferred, "wy"),

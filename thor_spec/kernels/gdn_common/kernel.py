@@ -84,7 +84,7 @@ def fold_rows(h, slab, rows, offset, count, path, rec_k, rec_scale, rec_u, rec_g
 
 @triton.jit
 def _dot(x, y, acc, WIDEN: tl.constexpr):
-    """Return ``acc + x @ y`` for bfloat16 operands. The interpreter must widen them (WIDEN), which is exact."""
+    """Return ``acc + x @ y`` for operands of 16 bits. The interpreter must widen them (WIDEN), which is exact."""
     if WIDEN:
         z = tl.dot(x.to(tl.float32), y.to(tl.float32), acc=acc, input_precision="ieee")
     else:
@@ -93,20 +93,20 @@ def _dot(x, y, acc, WIDEN: tl.constexpr):
 
 
 @triton.jit
-def _upper(x, NEAREST: tl.constexpr):
-    """Return x to 8 significant bits, by integer operations: conversions go through a slow unit."""
+def _upper(x, LOST: tl.constexpr, NEAREST: tl.constexpr):
+    """Return x without its last bits, by integer operations: conversions go through a slow unit."""
     bits = x.to(tl.int32, bitcast=True)
     if NEAREST:
-        bits += 0x8000
-    return (bits & -65536).to(tl.float32, bitcast=True)
+        bits += 1 << (LOST - 1)
+    return (bits & -(1 << LOST)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _split(x):
     """Return three bfloat16 parts, 24 bits together: as much as a float32 holds."""
-    high = _upper(x, False)
+    high = _upper(x, 16, False)
     rest = x - high
-    middle = _upper(rest, False)
+    middle = _upper(rest, 16, False)
     return high.to(tl.bfloat16), middle.to(tl.bfloat16), (rest - middle).to(tl.bfloat16)
 
 
@@ -123,7 +123,7 @@ def dot_exact(x, y, acc, PARTS: tl.constexpr, WIDEN: tl.constexpr):
             acc = _dot(x.to(tl.bfloat16), y, acc, WIDEN)
         else:
             if PARTS == 2:
-                nearest = _upper(x, True)
+                nearest = _upper(x, 16, True)
                 high, middle = nearest.to(tl.bfloat16), (x - nearest).to(tl.bfloat16)
             else:
                 high, middle, low = _split(x)
@@ -140,6 +140,38 @@ def dot_exact(x, y, acc, PARTS: tl.constexpr, WIDEN: tl.constexpr):
         acc = _dot(high, y_middle, acc, WIDEN)
         acc = _dot(high, y_high, acc, WIDEN)
     return acc
+
+
+@triton.jit
+def _halves(x):
+    """Return two float16 numbers, 22 bits together, for x of at most about 1: what is below 2^-25 is lost."""
+    high = _upper(x, 13, True)
+    return high.to(tl.float16), (x - high).to(tl.float16)
+
+
+@triton.jit
+def dot_small(x, y, acc, TF32: tl.constexpr, WIDEN: tl.constexpr):
+    """Return ``acc + x @ y`` for float32 operands, by ``tf32x3`` or by three products of float16.
+
+    Those are as exact where no entry exceeds about 1, take half the time, and need no transposed copy of ``y``.
+    """
+    if TF32:
+        acc = tl.dot(x, y, acc=acc, input_precision="tf32x3")
+    else:
+        x_high, x_low = _halves(x)
+        y_high, y_low = _halves(y)
+        acc = _dot(x_low, y_high, acc, WIDEN)
+        acc = _dot(x_high, y_low, acc, WIDEN)
+        acc = _dot(x_high, y_high, acc, WIDEN)
+    return acc
+
+
+@triton.jit
+def powers(x):
+    """Return the power of two below each row's largest entry, and its inverse. Rows of zeros have 0 and 2^127."""
+    bits = tl.max(tl.abs(x), axis=1).to(tl.int32, bitcast=True) & 0x7F800000
+    bits = tl.minimum(bits, 0x7E800000)  # the inverse of more is no normal number
+    return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit

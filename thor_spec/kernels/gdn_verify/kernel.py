@@ -10,7 +10,7 @@ from thor_spec.errors import ConfigError
 from thor_spec.kernels.gdn_common.checks import check_record, check_state
 from thor_spec.kernels.gdn_common.record import Record
 from thor_spec.kernels.gdn_verify.replay.kernel import replay
-from thor_spec.kernels.gdn_verify.tiles import Tiles, launches_early, processors, replay_tiles, wy_tiles
+from thor_spec.kernels.gdn_verify.tiles import SOLVE_WARPS, Tiles, launches_early, processors, replay_tiles, wy_tiles
 from thor_spec.kernels.gdn_verify.wy.kernel import wy, wy_solve
 from thor_spec.kernels.tree_paths.reference import MAX_NODES, TreePaths
 
@@ -91,18 +91,19 @@ def gdn_verify(
             PER_CHANNEL=record.per_channel, num_warps=tiles.warps, num_stages=1,
         )  # fmt: skip
     else:
-        tiles = tiles or wy_tiles(value_dim=value_dim)
         exact_in_one = state.dtype == torch.bfloat16 and not deferred
         early = launches_early(q.device)
         block = next(size for size in (16, 32, MAX_NODES) if width <= size)
+        tiles = tiles or wy_tiles(heads=states, value_dim=value_dim, block=block, sms=sms)
         common |= {
             "solution": q.new_empty((states, 2, block, block), dtype=torch.float32),
             "factors": q.new_empty((states, 2, block), dtype=torch.float32),
-            "BK": max(16, triton.next_power_of_2(key_dim)), "BW": block, "WIDEN": env.triton_interprets(),
-            "EARLY": early,
+            "BK": max(16, triton.next_power_of_2(key_dim)), "BW": block, "TF32": tiles.tf32 or not l2_norm,
+            "WIDEN": env.triton_interprets(), "EARLY": early,
         }  # fmt: skip
         wy_solve[(value_heads, requests)](
-            **{name: common[name] for name in wy_solve.arg_names}, num_warps=1 if block == 16 else 8, num_stages=1,
+            **{name: common[name] for name in wy_solve.arg_names}, num_stages=1,
+            num_warps=tiles.solve_warps or SOLVE_WARPS[block],
         )  # fmt: skip
         common |= {"BV": max(16, tiles.block_v), "PARTS": 1 if exact_in_one else tiles.parts}
         wy[(triton.cdiv(value_dim, tiles.block_v), value_heads, requests)](

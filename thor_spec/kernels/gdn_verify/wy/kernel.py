@@ -12,6 +12,8 @@ What does not touch the state is solved once per value head (``wy_solve``): ``T 
 
     U = T R,    O = exp(gamma) (S0 q) + Y R
 
+(the factor of q, ``scale``, is left out of Y and comes last: entries of T and Y are at most 1 that way.)
+
 There everything is held transposed, [BV, nodes]: the state [BV, BK] is then the left operand as it lies in memory. Keys
 and queries are multiplied as they came and normalized afterwards, so that bfloat16 ones are exact operands.
 """
@@ -22,10 +24,12 @@ import triton.language as tl
 from thor_spec.kernels.gdn_common.kernel import (
     dot_exact,
     dot_of_inputs,
+    dot_small,
     fold_rows_by_product,
     fold_sixteen,
     load_sixteen,
     log_decay,
+    powers,
     wrap,
 )
 
@@ -47,7 +51,7 @@ def _inverse_of_blocks(A):
 
 
 @triton.jit
-def _inverse(A, BW: tl.constexpr):
+def _inverse(A, BW: tl.constexpr, TF32: tl.constexpr, WIDEN: tl.constexpr):
     """Return the inverse of I + A for strictly lower A [BW, BW].
 
     With X the inverse of the diagonal blocks and L what is below them, ``M = X L`` has no power from the fourth on, and
@@ -62,11 +66,12 @@ def _inverse(A, BW: tl.constexpr):
         diagonal = o_b[:, None, None, None] == o_b[None, None, :, None]
         X = _inverse_of_blocks(tl.sum(tl.where(diagonal, blocks, 0.0), axis=2))
         X = tl.reshape(tl.where(diagonal, X[:, :, None, :], 0.0), [BW, BW])
-        M = tl.dot(X, tl.reshape(tl.where(diagonal, 0.0, blocks), [BW, BW]), input_precision="tf32x3")
-        X -= tl.dot(M, X, input_precision="tf32x3")
+        nothing = tl.zeros([BW, BW], dtype=tl.float32)
+        M = dot_small(X, tl.reshape(tl.where(diagonal, 0.0, blocks), [BW, BW]), nothing, TF32, WIDEN)
+        X -= dot_small(M, X, nothing, TF32, WIDEN)
         if BLOCKS > 2:
-            square = tl.dot(M, M, input_precision="tf32x3")
-            X += tl.dot(square, X, input_precision="tf32x3")  # (I + M^2) (I - M) X
+            square = dot_small(M, M, nothing, TF32, WIDEN)
+            X = dot_small(square, X, X, TF32, WIDEN)  # (I + M^2) (I - M) X
     return X
 
 
@@ -128,7 +133,7 @@ def wy_solve(q, k, a, b, A_log, dt_bias, state_indices, cu_nodes, masks, rec_k, 
              record_indices, solution, factors, scale, width, rows, q_stride, k_stride,
              H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr,
              CHAIN: tl.constexpr, DEFERRED: tl.constexpr, DELTA: tl.constexpr, HAS_BETA: tl.constexpr,
-             L2_NORM: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+             L2_NORM: tl.constexpr, TF32: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Write one value head's T and Y [BW, BW] and factors [BW] of S0 k and S0 q; keys and decays to the record."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -157,7 +162,7 @@ def wy_solve(q, k, a, b, A_log, dt_bias, state_indices, cu_nodes, masks, rec_k, 
     if HAS_BETA:
         beta = tl.sigmoid(tl.load(b + token * HV + i_hv, mask=there, other=0.0).to(tl.float32))
     k_scale = _norm(b_k, there, L2_NORM)
-    q_scale = _norm(b_q, there, L2_NORM) * scale
+    q_scale = _norm(b_q, there, L2_NORM)
     if i_hv % (HV // H) == 0:
         in_k = there[:, None] & (o_k < K)[None, :]
         tl.store(rec_k + (row[:, None] * H + i_h) * K + o_k[None, :], b_k, mask=in_k)
@@ -170,25 +175,25 @@ def wy_solve(q, k, a, b, A_log, dt_bias, state_indices, cu_nodes, masks, rec_k, 
     seen = dot_of_inputs(b_q, b_k, WIDEN) * D * q_scale[:, None]
     if DELTA:
         A = dot_of_inputs(b_k, b_k, WIDEN) * D * (beta * k_scale)[:, None]
-        T = _inverse(tl.where(t[:, None] == t[None, :], 0.0, A), BW) * beta[None, :]
+        X = _inverse(tl.where(t[:, None] == t[None, :], 0.0, A), BW, TF32, WIDEN)
+        seen = dot_small(seen, X, tl.zeros([BW, BW], dtype=tl.float32), TF32, WIDEN)
     else:
-        T = tl.where(t[:, None] == t[None, :], beta[None, :], 0.0)
-    Y = tl.dot(seen, T, input_precision="tf32x3")
+        X = tl.where(t[:, None] == t[None, :], 1.0, 0.0)
     head = (i_r * HV + i_hv).to(tl.int64)
     p = solution + head * 2 * BW * BW + t[:, None] * BW + t[None, :]
-    tl.store(p, T)
-    tl.store(p + BW * BW, Y)
+    tl.store(p, X * beta[None, :])
+    tl.store(p + BW * BW, seen * beta[None, :])
     fade = tl.exp(coarse + fine)
     tl.store(factors + head * 2 * BW + t, fade * k_scale)
-    tl.store(factors + (head * 2 + 1) * BW + t, fade * q_scale)
+    tl.store(factors + (head * 2 + 1) * BW + t, fade * (q_scale * scale))
 
 
 @triton.jit(do_not_specialize=["width", "rows"])
 def wy(q, k, v, state, out, state_indices, cu_nodes, rec_k, rec_scale, rec_u, rec_g, start_row, pending, flush,
-       record_indices, solution, factors, width, rows, q_stride, k_stride, v_stride, STATE_STRIDE: tl.constexpr,
+       record_indices, solution, factors, scale, width, rows, q_stride, k_stride, v_stride, STATE_STRIDE: tl.constexpr,
        H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
        BW: tl.constexpr, DEFERRED: tl.constexpr, DELTA: tl.constexpr, PARTS: tl.constexpr,
-       WIDEN: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+       TF32: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Read BV rows of one head's state; write outputs and pseudo-values of all nodes."""
     i_v, i_hv, i_r = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     i_h = i_hv // (HV // H)
@@ -253,13 +258,15 @@ def wy(q, k, v, state, out, state_indices, cu_nodes, rec_k, rec_scale, rec_u, re
     nothing = tl.zeros([BV, BW], dtype=tl.float32)
     if DELTA:
         r -= dot_exact(h, tl.trans(b_k), nothing, PARTS, WIDEN) * fade_k[None, :]
+    size, inverse = powers(r)
+    r *= inverse[:, None]  # exactly; T and Y have no entries above 1 where keys and queries are normalized
     o = dot_exact(h, tl.trans(b_q), nothing, PARTS, WIDEN) * fade_q[None, :]
     if not AHEAD:
         T = tl.load(p)
-    u = tl.dot(r, T, input_precision="tf32x3")
+    u = dot_small(r, T, nothing, TF32, WIDEN) * size[:, None]
     row = slab + wrap(offset + t, rows)
     tl.store(rec_u + (row[None, :] * HV + i_hv) * V + o_v[:, None], u, mask=out_t)
     if not AHEAD:
         Y = tl.load(p + BW * BW)
-    o = tl.dot(r, Y, acc=o, input_precision="tf32x3")
+    o += dot_small(r, Y, nothing, TF32, WIDEN) * (size * scale)[:, None]
     tl.store(out + (token[None, :] * HV + i_hv) * V + o_v[:, None], o.to(out.dtype.element_ty), mask=out_t)
