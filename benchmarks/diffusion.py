@@ -26,6 +26,7 @@ import torch
 from engine_process import Engine, serve
 from record import paired_ratio, write
 
+from thor_spec.bench.turns import turns
 from thor_spec.device import cuda
 from thor_spec.diffusion import decoding, layout
 from thor_spec.diffusion.dense import Dense
@@ -109,11 +110,10 @@ def measured(asked: argparse.Namespace, temporary: Path) -> dict[str, Any]:
 def turn_about(sides: dict[str, Callable[[Any], dict[str, Any]]], way: Any, count: int, repeats: int) -> Runs:
     """Return what each side answered, repeat by repeat; the first one warms and is left out."""
     runs: Runs = {name: [] for name in sides}
-    for number in range(repeats + 1):
-        for name in sides if number % 2 == 0 else reversed(sides):
-            found = sides[name]({"way": way, "requests": count})
-            if number:
-                runs[name].append(found)
+    for number, name in turns(sides, repeats + 1):
+        found = sides[name]({"way": way, "requests": count})
+        if number:
+            runs[name].append(found)
     return runs
 
 

@@ -8,13 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from thor_spec.vllm_plugin import interpreter
-from thor_spec.vllm_plugin.options import NAME as PLUGIN
+from thor_spec.config import ServeConfig
+from thor_spec.serve import command
 from thor_spec.vllm_plugin.seam import has_gpu_build
 
 ROOT = Path(__file__).parent.parent
-
-
 MARK = "ANSWER "
 
 
@@ -41,15 +39,16 @@ class Engine:
             over: what is set whatever that says; what an engine with our plugin needs by default.
         """
         self.what, self.log = what, log
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(sys.argv[0]).resolve()), *sys.argv[1:], *arguments],
-            cwd=ROOT,
-            env={**(environment or {}), **os.environ, **(variables() if over is None else over)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log.open("w"),
-            text=True,
-        )
+        with log.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, str(Path(sys.argv[0]).resolve()), *sys.argv[1:], *arguments],
+                cwd=ROOT,
+                env={**(environment or {}), **os.environ, **(variables() if over is None else over)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -90,15 +89,6 @@ def run_again(*arguments: str, what: str, log: Path, environment: Mapping[str, s
 
 
 def variables() -> dict[str, str]:
-    """Return what an engine with our plugin needs, within the process that asks it."""
-    found = {
-        "VLLM_PLUGINS": PLUGIN,
-        "VLLM_USE_V2_MODEL_RUNNER": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-    }
-    if has_gpu_build():
-        return found | {"TRITON_CACHE_AUTOTUNING": "1"}  # as thor-spec serve has it
-    return found | interpreter.environment(os.environ.get("PYTHONPATH", ""))
+    """Return what ``thor-spec serve`` gives an engine, and what keeps it in the process that asks it."""
+    served = command.environment(ServeConfig(), gpu=has_gpu_build(), stock=False)
+    return {**served, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}

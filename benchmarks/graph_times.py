@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from thor_spec.bench.turns import turns
+
 L2_BYTES = 192 << 20
 """More than three times an H200's L2 cache: what the launches of one graph read together. Thor's cache is smaller."""
 
@@ -43,7 +45,6 @@ def timed(ways: Mapping[str, Sequence[Callable[[], object]]], repetitions: int, 
     for name, graph in graphs.items():
         once(graph, 3)
         replays[name] = max(3, min(200, int(8000 / once(graph, 3))))  # about 8 ms at a time
-    for i in range(repetitions):
-        for name in list(graphs) if i % 2 == 0 else list(reversed(graphs)):
-            samples[name].append(once(graphs[name], replays[name]) / len(ways[name]))
+    for _, name in turns(graphs, repetitions):
+        samples[name].append(once(graphs[name], replays[name]) / len(ways[name]))
     return samples

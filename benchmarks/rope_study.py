@@ -24,6 +24,7 @@ from engine_process import Engine, serve
 from record import paired_ratio, write
 
 from thor_spec import record as records
+from thor_spec.bench.turns import turns
 from thor_spec.config import resolve
 from thor_spec.eval import plots, study
 from thor_spec.nano import shipped
@@ -129,12 +130,11 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
             variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
             process = Engine("--speed", json.dumps(argv), what=arm, log=Path(folder) / arm, over=variables)
             engines[arm] = stack.enter_context(process)
-        for turn in range(options.rounds + 1):  # the first warms up
-            for arm in runs if turn % 2 == 0 else reversed(runs):
-                found = engines[arm].ask(turn)
-                if turn:
-                    runs[arm].append(found)
-                print(f"speed {turn}/{options.rounds} {arm}: {found}", file=sys.stderr, flush=True)
+        for turn, arm in turns(runs, options.rounds + 1):  # the first warms up
+            found = engines[arm].ask(turn)
+            if turn:
+                runs[arm].append(found)
+            print(f"speed {turn}/{options.rounds} {arm}: {found}", file=sys.stderr, flush=True)
     return {
         "runs": runs,
         **{

@@ -15,6 +15,7 @@ from record import paired_ratio, summary, write
 
 from thor_spec.bench import dummy, facts, workload
 from thor_spec.bench.load import repeat
+from thor_spec.bench.turns import turns
 from thor_spec.cli.starting import planned
 from thor_spec.serve.client import Server
 from thor_spec.vllm_plugin.seam import has_gpu_build
@@ -68,12 +69,11 @@ def cell(server: Server, batch: int, options: argparse.Namespace) -> dict[str, o
     stored = workload.requests(("code", "chat", "agent"), context=server.context, tokens=options.tokens)
     requests = list(itertools.islice(itertools.cycle(stored), max(batch, len(stored))))
     seconds: dict[str, list[float]] = {name: [] for name in SIDES}
-    for i in range(options.repetitions + 1):  # the first one warms
-        for name in SIDES if i % 2 == 0 else reversed(SIDES):
-            found = repeat(server, requests, batch=batch, said={"temperature": 0.7, **SIDES[name]})
-            if i:
-                seconds[name].append(found.seconds * min(batch, len(requests)) / found.drafts)
-            print(f"batch {batch} {name}: {found.figures}", file=sys.stderr)
+    for i, name in turns(SIDES, options.repetitions + 1):  # the first one warms
+        found = repeat(server, requests, batch=batch, said={"temperature": 0.7, **SIDES[name]})
+        if i:
+            seconds[name].append(found.seconds * min(batch, len(requests)) / found.drafts)
+        print(f"batch {batch} {name}: {found.figures}", file=sys.stderr)
     return {
         "batch": batch,
         "step_ms": {name: summary([1000 * value for value in values]) for name, values in seconds.items()},

@@ -22,6 +22,8 @@ from typing import Any
 import httpx
 from record import summary, write
 
+from thor_spec.bench.turns import turns
+
 ROOT = Path(__file__).parent.parent
 PORTS = {"drafts": 8131, "none": 8132}
 TOKENS = 128
@@ -65,12 +67,11 @@ def measure(model: str, repetitions: int) -> dict[str, Any]:
     servers = {name: Server(model, name, port) for name, port in PORTS.items()}
     try:
         samples: dict[str, list[float]] = {f"{name} batch {n}": [] for name in servers for n in (1, 8)}
-        for i in range(repetitions + 1):
-            for name, server in list(servers.items())[:: 1 if i % 2 == 0 else -1]:
-                for n in (1, 8):
-                    rate = server.tokens_per_second(n)
-                    if i:  # the first round warms up
-                        samples[f"{name} batch {n}"].append(rate)
+        for i, name in turns(servers, repetitions + 1):
+            for n in (1, 8):
+                rate = servers[name].tokens_per_second(n)
+                if i:  # the first round warms up
+                    samples[f"{name} batch {n}"].append(rate)
         return {
             "ready": {name: server.ready for name, server in servers.items()},
             "phases": {name: server.phases() for name, server in servers.items()},

@@ -22,6 +22,7 @@ import httpx
 from record import paired_ratio, summary, write
 
 from thor_spec import env
+from thor_spec.bench.turns import turns
 from thor_spec.config import resolve
 from thor_spec.serve.plan import Plan, make_plan
 
@@ -44,11 +45,10 @@ def main() -> None:
     sides = {"by hand": by_hand, "serve": served}
     samples: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     by_hand(plan)  # warms caches for both
-    for i in range(options.repetitions):
-        for name in list(sides) if i % 2 == 0 else list(reversed(sides)):
-            sample = sides[name](plan)
-            samples[name].append(sample)
-            print(f"{i} {name:8} " + "  ".join(f"{key} {value:.3f}" for key, value in sample.items()), file=sys.stderr)
+    for i, name in turns(sides, options.repetitions):
+        sample = sides[name](plan)
+        samples[name].append(sample)
+        print(f"{i} {name:8} " + "  ".join(f"{key} {value:.3f}" for key, value in sample.items()), file=sys.stderr)
     column = {name: {key: [s[key] for s in got] for key in got[0]} for name, got in samples.items()}
     result = {
         "plan": plan.as_dict(),

@@ -28,6 +28,7 @@ from engine_process import Engine, serve
 from record import paired_ratio, write
 from state import steps as steps_of
 
+from thor_spec.bench.turns import turns
 from thor_spec.ddtree.shape import TreeShape
 from thor_spec.vllm_plugin.counters import PHASES_OF_TREES
 from thor_spec.vllm_plugin.options import NAME as PLUGIN
@@ -66,10 +67,9 @@ def turn_about(arms: list[str], rounds: int, folder: Path) -> Iterator[tuple[str
         for arm, engine in engines.items():
             engine.ask("ready?")
             print(f"{arm}: ready after {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
-        for number in range(rounds):
-            for arm in arms if number % 2 == 0 else reversed(arms):
-                yield arm, engines[arm].ask("measure")
-            print(f"round {number + 1}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+        for number, arm in turns(arms, rounds):
+            yield arm, engines[arm].ask("measure")
+            print(f"round {number + 1}, {arm}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
 
 
 def parse() -> argparse.Namespace:

@@ -14,6 +14,7 @@ from thor_spec.bench.arms import Arm, parse, undeclared
 from thor_spec.bench.doctests import function_text, grade
 from thor_spec.bench.load import Repetition, Timed, by_place
 from thor_spec.bench.meter import Meter, Sample
+from thor_spec.bench.turns import turns
 from thor_spec.errors import ConfigError
 from thor_spec.gates.verdict import Verdict
 from thor_spec.serve.client import Answer, Forced
@@ -443,3 +444,8 @@ def test_markdown_has_a_table_for_each_record(records: list[record.Record]) -> N
 
 def records_summary(records: list[record.Record]) -> dict[str, Any]:
     return next(r.content["summary"] for r in records if r.name == "bench-chat")
+
+
+def test_sides_take_turns_backwards_every_other_time() -> None:
+    assert list(turns(("a", "b"), 3)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+    assert [side for _, side in turns({"a": 1, "b": 2}, 2)] == ["a", "b", "b", "a"]

@@ -13,6 +13,7 @@ from thor_spec.bench import quality as judging
 from thor_spec.bench.arms import Arm, undeclared
 from thor_spec.bench.load import Repetition, repeat
 from thor_spec.bench.statistic import median_interval, paired_ratio
+from thor_spec.bench.turns import turns
 from thor_spec.errors import ConfigError
 from thor_spec.gates.gate import Options as GateOptions
 from thor_spec.gates.judging import Planned, Running
@@ -154,11 +155,10 @@ class _Visit:
             outcome.gates |= {arm.name: verdict for arm in self.group}
         for arm in self.group:  # warms shapes, caches and graphs of every batch size
             repeat(server, requests, batch=arm.batch, said=arm.request)
-        for i in range(self.count):
-            for arm in self.group if i % 2 == 0 else reversed(self.group):
-                found = repeat(server, requests, batch=arm.batch, said=arm.request)
-                outcome.repetitions[arm.name].append(found)
-                options.say(f"{arm.name}: {_line(found.figures)}")
+        for _, arm in turns(self.group, self.count):
+            found = repeat(server, requests, batch=arm.batch, said=arm.request)
+            outcome.repetitions[arm.name].append(found)
+            options.say(f"{arm.name}: {_line(found.figures)}")
         if options.quality and is_first:
             outcome.quality |= {
                 arm.name: judging.measure(server, arm.request, seeds=options.quality_seeds) for arm in self.group

@@ -78,7 +78,7 @@ def run(plan: Plan, given: Mapping[str, Any], *, log: Path, say: Callable[[str],
         asked.write_text(json.dumps(given))
         changes = {**plan.environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # it must be looked at from within
         with GuardedJob.start(
-            [sys.executable, "-m", MODULE, str(asked), str(answer)],
+            [sys.executable, "-m", MODULE, str(asked), str(answer), str(progress)],
             env=env.child_environment(changes),
             output=log,
             title="verify tree",

@@ -28,17 +28,12 @@ class TailSpec(_Spec):
     @property
     def num_retained_tokens(self) -> int:
         """Return the tokens below a step's first one that stay readable; the worker clears entries below."""
-        return int(self.sliding_window - 1 + self.extra_retained_tokens + self.margin)
-
-    @property
-    def margin(self) -> int:
-        """Return how many of them are below the window."""
-        return TILE + self.under_way
+        return int(self.sliding_window - 1 + self.extra_retained_tokens + TILE + self.under_way)
 
     def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int:  # noqa: ARG002
         """Return the most blocks that a sequence holds at a time, one for a window that begins within a block."""
         held = min(self.num_retained_tokens + self.under_way, max_model_len)  # drafts are fewer than those under way
-        return cdiv(held, self.block_size) + 1
+        return -(-held // int(self.block_size)) + 1
 
 
 class TailManager(_Manager):
@@ -58,7 +53,7 @@ class TailManager(_Manager):
         """Return how many blocks a step adds, less those that it gives back first."""
         blocks = self.req_to_blocks.get(request_id, ())
         first = self._first(num_tokens_main_model)
-        added = cdiv(num_tokens, self.block_size) - max(len(blocks), first)
+        added = -(-num_tokens // int(self.block_size)) - max(len(blocks), first)
         given_back = sum(not block.is_null for block in blocks[:first])
         return max(added - given_back, 0)
 
@@ -74,8 +69,7 @@ class TailManager(_Manager):
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
         """Return how many tokens nobody reads any more."""
-        skipped: int = super().get_num_skipped_tokens(num_computed_tokens - self.kv_cache_spec.margin)
-        return skipped
+        return max(num_computed_tokens - int(self.kv_cache_spec.num_retained_tokens), 0)
 
     def _first(self, tokens: int) -> int:
         """Return the first block that the drafter may see behind a step that ends at ``tokens``."""
@@ -89,11 +83,6 @@ def tail_of(spec: Any, vllm_config: Any) -> Any:
     fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__}
     under_way = vllm_config.max_concurrent_batches * (vllm_config.num_speculative_tokens + 1)
     return TailSpec(**fields, under_way=under_way)
-
-
-def cdiv(a: int, b: int) -> int:
-    """Return the quotient, rounded up."""
-    return -(-a // b)
 
 
 compat.SPEC_REGISTERED.resolve()()  # vLLM's own, which are not registered any more where another one is

@@ -53,8 +53,7 @@ class Budget:
     """Decides on the host, from what has arrived."""
 
     def __init__(self, shape: TreeShape, positions: int, device: torch.device, parallel: Any) -> None:
-        self.sizes = shape.sizes(positions)
-        self.table = CostTable(self.sizes)
+        self._offer(shape.sizes(positions))
         self.is_ready = False
         """Whether engines are past their warm-up, and steps may be trimmed."""
         self.label: tuple[int, int, int] | None = None
@@ -66,8 +65,6 @@ class Budget:
         self.counted = counters.HostWriter.open((2, shape.nodes + 1), counters.BUDGETS, parallel)
         self._positions, self._nodes = positions, shape.nodes
         self._wait = TRY  # steps until one tries a size
-        self._turns = deque(self.sizes)
-        self._trials = deque(self.sizes[::-1] * TRIALS)
         self._trust = Trust(), Trust()
         self._tree: list[float] = []
         self._chain: list[float] = []
@@ -86,9 +83,11 @@ class Budget:
 
     def limit(self, sizes: Collection[int]) -> None:
         """Learn which sizes have graphs: others are dear, and no choice. The largest is vLLM's own, and stays."""
-        self.sizes = tuple(size for size in self.sizes if size in sizes or size == self._nodes)
-        self.table = CostTable(self.sizes)
-        self._turns, self._trials = deque(self.sizes), deque(self.sizes[::-1] * TRIALS)
+        self._offer(tuple(size for size in self.sizes if size in sizes or size == self._nodes))
+
+    def _offer(self, sizes: tuple[int, ...]) -> None:
+        self.sizes, self.table = sizes, CostTable(sizes)
+        self._turns, self._trials = deque(sizes), deque(sizes[::-1] * TRIALS)
 
     def seeded(self, described: str = "") -> None:
         """Learn that the start-up has measured what passes cost: the first steps need not try all sizes out."""

@@ -1,7 +1,7 @@
 """Runs an engine over a random schedule with the invariants watched, and writes what it found as JSON.
 
-python -m thor_spec.vllm_plugin.tree.check JOB RESULT; started by ``gates.tree``, under the guard. The file ``progress``
-beside RESULT says in a line how far it has come.
+python -m thor_spec.vllm_plugin.tree.check JOB RESULT PROGRESS; started by ``gates.tree``, under the guard. In
+PROGRESS is a line that says how far it has come.
 """
 
 import json
@@ -18,14 +18,12 @@ from thor_spec.vllm_plugin.tree import faults
 from thor_spec.vllm_plugin.tree.watch import Watch
 
 LONGEST_ANSWER = 48
-PROGRESS = "progress"
 
 
 def main() -> None:
     """Run a job: without faults first, then with each fault that is to be seen, all in one engine."""
-    job, result = (Path(argument) for argument in sys.argv[1:])
+    job, result, progress = (Path(argument) for argument in sys.argv[1:])
     given = json.loads(job.read_text())
-    progress = result.with_name(PROGRESS)
 
     def tell(text: str) -> None:
         fresh = progress.with_suffix(".new")
