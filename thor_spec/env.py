@@ -52,6 +52,11 @@ def cache_dir() -> Path:
     return Path(base) / "thor-spec"
 
 
+def triton_cache_dir() -> Path:
+    """Return the directory of compiled and tuned kernels, which all engines share; the caller may have named it."""
+    return Path(os.environ.get("TRITON_CACHE_DIR") or cache_dir() / "triton")
+
+
 def receipts_dir() -> Path | None:
     """Return where this engine process must leave its receipt, or None when no launcher waits for one."""
     named = os.environ.get(RECEIPTS_VARIABLE)

@@ -23,6 +23,7 @@ from thor_spec.vllm_plugin.options import PluginOptions
 @pytest.fixture(params=[False, True], ids=["cpu", "gpu"])
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     monkeypatch.setattr(planning, "has_gpu_build", lambda: request.param)
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
     return bool(request.param)
 
 
@@ -56,10 +57,19 @@ def test_argv_and_environment(make: Callable[..., Plan], gpu: bool, target: Path
     assert plan.environment["VLLM_PLUGINS"] == "thor_spec"
     assert plan.environment["VLLM_USE_V2_MODEL_RUNNER"] == "1"
     assert ("TRITON_INTERPRET" in plan.environment) is not gpu
-    assert ("TRITON_CACHE_AUTOTUNING" in plan.environment) is gpu
+    assert ("TRITON_CACHE_DIR" in plan.environment) is gpu
     assert ("--enforce-eager" in plan.argv) is not gpu
     assert ("--kv-cache-memory-bytes" in plan.argv) is not gpu
     assert "--no-enable-prefix-caching" in plan.argv
+
+
+def test_compiled_kernels_stay_where_the_caller_keeps_them(
+    make: Callable[..., Plan], gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/kept/elsewhere")
+    assert make().environment.get("TRITON_CACHE_DIR") == ("/kept/elsewhere" if gpu else None)
+    profile = {"TRITON_CACHE_DIR": "/kept/by/the/profile"}
+    assert make(environment=profile).environment["TRITON_CACHE_DIR"] == "/kept/by/the/profile"
 
 
 def test_the_shell_line_is_the_argv(make: Callable[..., Plan]) -> None:

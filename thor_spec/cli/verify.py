@@ -10,6 +10,7 @@ import typer
 from thor_spec.cli import judged
 from thor_spec.cli.engine_options import Draft, Engine, KvCache, Model, Profile
 from thor_spec.cli.grouped import grouped
+from thor_spec.gates import prompts as stored
 
 Context = Annotated[int, typer.Option("--context", help="Longest request in tokens.", metavar="N")]
 Reference = Annotated[
@@ -21,7 +22,7 @@ TieGap = Annotated[
     float | None,
     typer.Option(help="Gap of two logits that counts as a tie.", metavar="NATS", show_default="what bf16 explains"),
 ]
-Prompts = Annotated[int, typer.Option(help="Prompts of greedy answers.", min=1, max=20)]
+Prompts = Annotated[int, typer.Option(help="Prompts of greedy answers.", min=1, max=stored.COUNT)]
 Tokens = Annotated[int, typer.Option(help="Tokens of each greedy answer.", min=2)]
 Seeds = Annotated[int, typer.Option(help="Answers drawn from each prompt.", min=1)]
 Conversations = Annotated[int, typer.Option(help="Conversations over the prefix cache.", min=1)]
@@ -78,7 +79,7 @@ def lossless(
     stock: Stock = False,
     control: Control = None,
     tie_gap: TieGap = None,
-    prompts: Prompts = 20,
+    prompts: Prompts = stored.USUAL,
     tokens: Tokens = 64,
     engine: Judged,
 ) -> None:
@@ -167,7 +168,7 @@ def every(
     reference_url: Reference = None,
     stock: Stock = False,
     tie_gap: TieGap = None,
-    prompts: Prompts = 20,
+    prompts: Prompts = stored.USUAL,
     tokens: Tokens = 64,
     seeds: Seeds = 12,
     conversations: Conversations = CONVERSATIONS,

@@ -141,7 +141,7 @@ class Player:
                 f"{server.url} reuses blocks of {block} tokens and takes requests of {context}: a prefix of two blocks "
                 f"does not fit, so nothing can be judged. Serve it with --context {4 * block} or more."
             )
-        known = [server.complete(prompt, max_tokens=1).prompt for prompt in prompts.read()]
+        known = [server.complete(prompt, max_tokens=1).prompt for prompt in prompts.read()[: prompts.USUAL]]
         self._text = Text(list(itertools.chain(*known)), seed)
         self._meter = Meter(server)
 

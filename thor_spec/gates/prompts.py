@@ -4,7 +4,9 @@ import functools
 import json
 from importlib import resources
 
-COUNT = 20
+COUNT = 60
+USUAL = 20
+"""How many are asked unless more are wished for; the first ones."""
 
 
 @functools.cache

@@ -98,10 +98,10 @@ def environment(config: ServeConfig, *, gpu: bool, stock: bool) -> dict[str, str
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
     }
-    if gpu:
-        variables["TRITON_CACHE_AUTOTUNING"] = "1"  # or every start tunes vLLM's prefill kernels anew
-    else:
+    # By itself vLLM keeps tuned kernels per configuration: another context or batch would tune the same ones anew.
+    defaults = {"TRITON_CACHE_DIR": str(env.triton_cache_dir())} if gpu else {}
+    if not gpu:
         variables |= interpreter.environment(env.python_path())
     if clash := sorted(set(config.environment) & set(variables)):
         raise ConfigError(f"The profile sets {', '.join(clash)}, which thor-spec sets itself. Leave it out.")
-    return {**variables, **config.environment}
+    return {**defaults, **variables, **config.environment}
