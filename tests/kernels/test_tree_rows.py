@@ -58,7 +58,7 @@ def test_rows(width: int, device: str) -> None:
         starts = torch.tensor([0, *counts, *[0] * (SLOTS - rows)]).cumsum(0).to(torch.int32)
         slots = torch.randperm(SLOTS)[:rows]
         lengths = torch.randint(20, 90, (SLOTS,), dtype=torch.int32)
-        linear = torch.randint(0, 1000, (total + 5,))  # with padding
+        linear = torch.randint(0, 1000, (total + 5,)) * torch.randint(0, 2, (total + 5,))  # 0: of dummy runs
         judged = torch.tensor([*verified, *[True] * (SLOTS - rows)])  # nonsense behind the rows in use
         given = parents, depths, slots, judged, starts, lengths, linear
         want = nonsense(width)
@@ -74,7 +74,8 @@ def test_rows(width: int, device: str) -> None:
             assert want.row_parents[r].tolist() == own
             assert int(want.lengths[r]) == (int(lengths[r]) if verified[r] else 0)
             for node in range(counts[r] if verified[r] else 0):
-                offsets[first + node] = int(depths[slot, node]) - node
+                in_a_line = int(linear[first + node])
+                offsets[first + node] = max(in_a_line + int(depths[slot, node]) - node, 0) - in_a_line
         assert want.offsets.tolist() == offsets
         assert want.positions[: total + 5].tolist() == [
             a + b for a, b in zip(linear.tolist(), offsets[: total + 5], strict=True)

@@ -79,6 +79,15 @@ def test_capacity_within_3_percent_of_what_engines_reported(run: str) -> None:
     assert found.sequences == pytest.approx(record["runs"][run]["sequences"], rel=0.03)
 
 
+@pytest.mark.parametrize("places", [256, 64])
+def test_a_drafter_s_window_within_3_percent_of_what_an_engine_reported(places: int) -> None:
+    record = json.loads((EVIDENCE / "20261130T152250-state" / "record.json").read_text())
+    reported = record["runs"]["reconstruct K=15 wide"]["sequences_at"][f"0.75, {places} places"]
+    request = replace(BASE, draft_tokens=15, state="reconstruct", state_dtype="float32")
+    found = make(replace(request, drafter_window=864, max_seqs=places), TARGET, DRAFTER)
+    assert found.sequences == pytest.approx(reported, rel=0.03)
+
+
 def test_the_bundled_model_s_capacity_is_exact(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,9 +35,11 @@ def _lay_rows(parents, depths, slots, verified, starts, lengths, linear, row_par
     tl.store(masks + r * W + n, mask, mask=inside & in_use)
     tl.store(leaves + r, last, mask=in_use)
     own = own & is_verified
-    offset = tl.load(depths + slot * W + n, mask=own, other=0).to(tl.int64) - n
-    tl.store(offsets + first + n, offset, mask=own)
-    tl.store(positions + first + n, tl.load(linear + first + n, mask=own, other=0) + offset, mask=own)
+    in_a_line = tl.load(linear + first + n, mask=own, other=0).to(tl.int64)
+    position = in_a_line - n + tl.load(depths + slot * W + n, mask=own, other=0)
+    position = tl.maximum(position, 0)  # rows of dummy runs have no context
+    tl.store(offsets + first + n, position - in_a_line, mask=own)
+    tl.store(positions + first + n, position, mask=own)
     for at in range(tl.where(is_verified, end, first), end, BLOCK):
         t = at + tl.arange(0, BLOCK)
         tl.store(offsets + t, tl.zeros([BLOCK], tl.int64), mask=t < end)

@@ -43,6 +43,8 @@ def lay_rows(
 ) -> None:
     """Write a step's rows, and forget the last step's.
 
+    Rows of dummy runs have no context to stand behind; no position is below 0, whatever tree their slot held before.
+
     Args:
         parents, depths: of the trees by slot [S, W], int32.
         slots: of the rows [R].
@@ -64,7 +66,8 @@ def lay_rows(
     rows.offsets[:tokens] = 0
     inside = verified[:, None] & (node < starts.diff()[:, None])
     rows.offsets[(starts[:-1, None] + node)[inside]] = (depths[slots].long() - node)[inside]
-    rows.positions[:tokens] = linear + rows.offsets[:tokens]
+    rows.positions[:tokens] = (linear + rows.offsets[:tokens]).clamp(min=0)
+    rows.offsets[:tokens] = rows.positions[:tokens] - linear
 
 
 def path_order(order: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor, starts: torch.Tensor) -> None:

@@ -86,12 +86,14 @@ class TreeSteps:
         elif self.step is not None:
             self._begin()
         tokens = batch.num_tokens_after_padding
+        is_laid_out = self.step is not None and self.step[0] is batch  # captures and some dummy runs have no trees
         if (of_model := given.get("positions")) is not None:  # several per token (M-RoPE), in a buffer of their own
-            of_model += self.topology.offsets[:tokens]
+            if is_laid_out:
+                of_model += self.topology.offsets[:tokens]
             return given
         mine = self.topology.positions[:tokens]
-        if self.step is None or self.step[0] is not batch:  # nothing was laid out
-            torch.add(batch.positions[:tokens], self.topology.offsets[:tokens], out=mine)
+        if not is_laid_out:
+            mine.copy_(batch.positions[:tokens])
         return {**given, "positions": mine}
 
     def _begin(self) -> None:

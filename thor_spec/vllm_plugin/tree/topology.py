@@ -91,6 +91,7 @@ class Topology:
         self.row_parents.copy_(self._chain)
         self.lengths.zero_()
         self.offsets.zero_()
+        self.positions.zero_()
         if timed is not None:
             rows = timed.num_reqs
             lay_out(self.row_parents[:rows], timed.query_start_loc[: rows + 1], self.paths)

@@ -23,11 +23,14 @@ from thor_spec.kernels.gdn_verify.reference import advance
 from thor_spec.vllm_plugin.one_state.unrolled import unroll
 from thor_spec.vllm_plugin.tree import attention
 
-KEPT = 20  # violations that are told in words
+KEPT = 4  # violations of each invariant that are told in words
 ROUNDED = 1e-2
 """Largest relative distance of an output in bfloat16 from the definition."""
 CLOSE = 1e-4
 """Of what is kept in float32."""
+TURNED = 1e-3
+"""Of states kept in bfloat16, and of what follows from such a convolution, to the definition's, rounded likewise: on a
+GPU a few elements round the other way. One rounding costs 1.7e-3 altogether, and a token changes far more."""
 
 
 class Watch:
@@ -107,7 +110,7 @@ class Watch:
         self.checked[invariant] += 1
         if not what:
             self.violated[invariant] += 1
-            if len(self.told) < KEPT:
+            if self.violated[invariant] <= KEPT:
                 self.told.append(f"{invariant}: {where}")
 
     # Before the pass: which rows there are, and what must not change.
@@ -214,6 +217,7 @@ class Watch:
         chain = torch.arange(-1, longest - 1, device=x.device).repeat(len(jobs), 1)
         alone = unroll(layer, x[at], b[at], a[at], layer.window[slots], layer.state[slots], chain)
         bound = CLOSE if out.dtype == torch.float32 else ROUNDED
+        kept = CLOSE if x.dtype == torch.float32 else TURNED
         for j, (i, own, path) in enumerate(jobs):
             got = out[[starts[i] + n for n in path]].float()
             want = alone.out[j, : len(path)].to(out.dtype).float()
@@ -222,7 +226,7 @@ class Watch:
             start = layer.state[slots[j]].float()
             folded = advance(start, layer.scratch.record, own.row, path)
             error = _distance(folded, alone.states[j, len(path)])
-            self._hold("I2", error <= CLOSE, f"{layer.prefix}: the record of path {path} is off by {error:.2e}")
+            self._hold("I2", error <= kept, f"{layer.prefix}: the record of path {path} is off by {error:.2e}")
             for depth, node in enumerate(path):
                 own.states[layer.prefix, node] = alone.states[j, depth + 1].clone()
 
@@ -317,8 +321,10 @@ class Watch:
                 want = own.states.get((layer.prefix, own.accepted[-1]))
                 if want is None or self._ended(own):
                     continue
-                error = _distance(layer.state[slot].float(), want)
-                self._hold("I5", error <= CLOSE, f"{layer.prefix}: the committed state is off by {error:.2e}")
+                state = layer.state[slot]
+                error = _distance(state.float(), want.to(state.dtype).float())
+                bound = CLOSE if state.dtype == torch.float32 else TURNED
+                self._hold("I5", error <= bound, f"{layer.prefix}: the committed state is off by {error:.2e}")
                 slots, _, windows = self._owned[layer.prefix]
                 old = windows[(slots == slot).nonzero()[0, 0]].T
                 joined = torch.cat([old, x[[starts[i] + n for n in own.accepted]].to(old.dtype)])
