@@ -5,17 +5,19 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests.kernels.cases import random_tree
 from thor_spec.dflash.acceptance import Acceptance
+from thor_spec.ddtree.shape import TreeShape
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.tree_paths import reference as tree_paths
 from thor_spec.kernels.tree_walk.reference import Trees
 from thor_spec.vllm_plugin import front_door
 from thor_spec.vllm_plugin.tree import choice
-from thor_spec.vllm_plugin.tree.topology import lay_out
+from thor_spec.vllm_plugin.tree.topology import Topology, lay_out
 
 
 def test_what_is_likely_enough_and_how_it_is_counted() -> None:
@@ -80,6 +82,26 @@ def test_layout() -> None:
     lay_out(parents, starts, got)
     assert torch.equal(got.masks, want.masks)
     assert torch.equal(got.leaves, want.leaves)
+
+
+def test_no_position_lies_before_the_first() -> None:
+    """Whatever trees a slot held before: dummy rows have no context, and captures read what was left."""
+    topology = Topology(TreeShape.parse("9"), 3, 40, torch.device("cpu"))
+    topology.parents.copy_(torch.tensor([-1, 0, 0, 0, 0, 0, 0, 0, 0, 0]))
+    topology.depths.copy_(torch.tensor([0, 1, 1, 1, 1, 1, 1, 1, 1, 1]))
+    batch = SimpleNamespace(
+        idx_mapping=torch.arange(3), num_reqs=3, query_start_loc=torch.tensor([0, 10, 20, 30]),
+        seq_lens=torch.full((3,), 10), positions=torch.zeros(40, dtype=torch.int64), num_tokens_after_padding=40,
+    )  # fmt: skip
+    topology.prepare(batch, np.ones(3, dtype=bool))
+    assert topology.positions.min() == 0
+    assert (batch.positions + topology.offsets).min() == 0  # of models with several positions per token
+    batch.positions[:30] = torch.arange(7, 17).repeat(3)
+    topology.prepare(batch, np.ones(3, dtype=bool))
+    assert topology.positions[:10].tolist() == [7, *[8] * 9]
+    topology.forget()
+    assert not topology.positions.any()
+    assert not topology.offsets.any()
 
 
 def config(**changes: Any) -> Any:
