@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.kernels.cases import random_tree
-from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.ddtree.shape import TreeShape
+from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.errors import ConfigError
 from thor_spec.kernels.tree_paths import reference as tree_paths
 from thor_spec.kernels.tree_walk.reference import Trees
