@@ -8,12 +8,15 @@ from thor_spec.gates import prompts
 from thor_spec.gates.verdict import Verdict
 from thor_spec.serve.client import Server
 
+SAY_EVERY_S = 10.0
+"""How often a gate that takes minutes says how far it is."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """How gates ask."""
 
-    count: int = prompts.COUNT
+    count: int = prompts.USUAL
     """Prompts of greedy gates."""
     tokens: int = 64
     """Tokens of each greedy answer."""

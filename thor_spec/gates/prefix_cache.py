@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import math
 import statistics
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from thor_spec.errors import ConfigError, ThorSpecError
 from thor_spec.gates import conversations, prompts
 from thor_spec.gates.conversations import ANSWER, Conversation, Prompt, Size, Text
 from thor_spec.gates.counted import HITS, Counted, Meter
-from thor_spec.gates.gate import Options
+from thor_spec.gates.gate import SAY_EVERY_S, Options
 from thor_spec.gates.lossless import first_difference, gap_of_a_tie
 from thor_spec.gates.verdict import Verdict
 from thor_spec.serve import metrics
@@ -133,6 +134,7 @@ class Player:
         self._server = server
         self._options = options
         self._cut_alike = cut_alike
+        self._told_s = time.monotonic()
         block = int(metrics.cache_config(server.metrics())["block_size"])
         context = server.context or LONGEST
         self._size = Size(block=block, longest=min(LONGEST, context - ANSWER))
@@ -149,6 +151,7 @@ class Player:
         """Play one request at a time; reuse and acceptance are judged, too."""
         section, drafting = Section(), _Drafting()
         for conversation in conversations.make(self._text, self._size, count):
+            self._tell(f"alone, {section.conversations} of {count} conversations")
             asked, cold = self._cold(conversation)
             salt = uuid.uuid4().hex
             warm = [self._asked(prompt, salt) for prompt in asked]
@@ -186,7 +189,11 @@ class Player:
         """Play several conversations at once; half of them begin alike."""
         section = Section()
         kinds = [conversations.turns(self._text, self._size, 4) for _ in range(count)]
-        played = [(asked, [answer for answer, _ in cold]) for asked, cold in map(self._cold, kinds)]
+        played: list[tuple[list[Prompt], list[Answer]]] = []
+        for kind in kinds:
+            self._tell(f"together, {len(played)} of {count} conversations asked alone")
+            asked, answered = self._cold(kind)
+            played.append((asked, [answer for answer, _ in answered]))
         head = self._text.take(2 * self._size.block + 1)
         shared = [(*head, *self._text.take(self._size.block // 2)) for _ in range(count)]
         played += [([prompt], [self._ask(prompt, uuid.uuid4().hex)]) for prompt in shared]
@@ -248,6 +255,11 @@ class Player:
         section.counted |= drafting.figures
         section.reused = int(drafting.warm.hits)
         return section
+
+    def _tell(self, how_far: str) -> None:
+        if time.monotonic() >= self._told_s + SAY_EVERY_S:
+            self._told_s = time.monotonic()
+            self._options.say(f"prefix cache: {how_far}")
 
     def _cold(self, conversation: Conversation) -> tuple[list[Prompt], list[tuple[Answer, Counted]]]:
         asked: list[Prompt] = []

@@ -14,6 +14,7 @@ from typing import Any
 from thor_spec import env
 from thor_spec.errors import ConfigError, EngineStartError
 from thor_spec.gates import prompts
+from thor_spec.gates.gate import SAY_EVERY_S
 from thor_spec.gates.verdict import Verdict
 from thor_spec.guard.guarded import GuardedJob, Settings
 from thor_spec.serve.plan import Plan
@@ -37,7 +38,6 @@ FAULTS = {
 }
 """What is planted, and which invariant must see it. ``vllm_plugin.tree.faults`` knows how."""
 POLL_S = 0.5
-SAY_EVERY_S = 10.0
 MODULE = "thor_spec.vllm_plugin.tree.check"
 
 

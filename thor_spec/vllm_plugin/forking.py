@@ -1,4 +1,4 @@
-"""The engine of the CPU build is forked, as on a GPU, and does not import vLLM once more: 8 of 31 s of a start.
+"""The engine of the CPU build is forked, and does not import vLLM once more: 8 of 31 s of a start.
 
 vLLM spawns all processes there, since OpenMP is bound by variables that a library reads when it is loaded. That is so
 for workers, which are spawned still; the engine itself computes nothing.
