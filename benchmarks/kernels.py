@@ -55,9 +55,11 @@ SWEEP = [
     *(Tiles(block_v=64, warps=4, parts=parts, tf32=tf32) for parts in (3, 2) for tf32 in (False, True)),
     Tiles(block_v=64, warps=4, registers=168),
     *(Tiles(block_v=64, warps=4, parts=2, solve_warps=warps) for warps in (2, 4)),
+    *(Tiles(block_v=64, warps=4, parts=2, registers=registers) for registers in (128, 144)),
+    *(Tiles(block_v=block_v, warps=warps, parts=2) for block_v, warps in ((32, 2), (64, 8), (128, 8))),
 ]
-"""Other geometries of wy: products and parts, then three programs on a multiprocessor by force, then warps of the
-solution other than the table's. Replay's geometry belongs to its bits."""
+"""Other geometries of wy: products and parts; three programs on a multiprocessor by force; warps of the solution other
+than the table's; with two parts, four programs by force, and other rows. Replay's geometry belongs to its bits."""
 WALKERS = (2, 4, 8)
 Job = tuple[str, str, Callable[[], Row]]
 
@@ -135,7 +137,7 @@ def jobs(dims: Dims, device: str, snapshot: Any, repetitions: int, options: argp
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     return [
         *(case(Shape(batch, name, SHAPES[name])) for batch, name in first),
-        *(deferral(batch, n) for n in (2, 4, 8) for batch in (1, 8, 64)),
+        *(deferral(batch, n) for n in (16, 2, 4, 8) for batch in (1, 8, 64)),
         *(attention(PathDims(), *which, sms) for which in kernel_attention.CASES if options.sweep),
         *(case(Shape(batch, name, SHAPES[name])) for batch, name in rest),
     ]
