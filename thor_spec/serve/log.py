@@ -17,7 +17,7 @@ LEAST_FREE_BYTES = 1 << 20
 
 def open_path(named: Path | None) -> Path:
     """Return the log file to append to, created so that a wrong path fails now. Raises: ConfigError."""
-    path = named or env.cache_dir() / "logs" / f"serve-{datetime.now():%Y%m%d-%H%M%S}.log"
+    path = named or env.cache_dir() / "logs" / f"serve-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
     try:
         if named is None:
             path.parent.mkdir(parents=True, exist_ok=True)
