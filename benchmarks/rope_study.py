@@ -11,6 +11,7 @@ does (exact McNemar test). Speed says something on a GPU alone: without one, vLL
 
 import argparse
 import json
+import shutil
 import statistics
 import sys
 import tempfile
@@ -26,7 +27,8 @@ from record import paired_ratio, write
 from thor_spec import record as records
 from thor_spec.bench.turns import turns
 from thor_spec.config import resolve
-from thor_spec.eval import plots, study
+from thor_spec.eval import niah, perplexity, plots, study
+from thor_spec.eval.run import ask
 from thor_spec.nano import shipped
 from thor_spec.serve.plan import make_plan
 from thor_spec.vllm_plugin import compat, scoring
@@ -52,17 +54,18 @@ def main() -> None:
             "lengths": [length],
             "corpus": options.corpus,
             "seed": options.seed,
-            "options": {"vllm_args": SHARE},
+            "options": {"vllm_args": (*SHARE, "--enforce-eager")},  # prompts are not captured anyway
             "tell": lambda line: print(line, file=sys.stderr, flush=True),
         }
         where = options.out / f"{factor:g}x"
+        texts = study.Study(**common, samples=options.samples, out=where / "ppl")
+        needles = study.Study(**common, samples=options.needles, out=where / "niah")
+        if {"ppl", "niah"} <= set(options.parts):
+            ask_at_once(texts, needles, where, choice=options.choice)
         if "ppl" in options.parts:
-            path = study.ppl(study.Study(**common, samples=options.samples, out=where / "ppl"))
-            found["ppl"][f"{factor:g}"] = content_of(path)["summary"]
+            found["ppl"][f"{factor:g}"] = content_of(study.ppl(texts))["summary"]
         if "niah" in options.parts:
-            path = study.needles(
-                study.Study(**common, samples=options.needles, out=where / "niah"), DEPTHS, choice=options.choice
-            )
+            path = study.needles(needles, DEPTHS, choice=options.choice)
             found["niah"][f"{factor:g}"] = content_of(path)["summary"]["by_length"]
     if "speed" in options.parts:
         found["speed"] = speed(options)
@@ -76,6 +79,20 @@ def main() -> None:
             seeds={"texts": options.seed},
         )
     )
+
+
+def ask_at_once(texts: study.Study, needles: study.Study, where: Path, *, choice: bool) -> None:
+    """Ask what both want of one engine for each type, and lay the answers where both look for them."""
+    arms = texts.arms()
+    tokenizer = texts.tokenizer(arms)
+    hidden = niah.needles(tokenizer, needles.corpus, needles.lengths, DEPTHS, needles.samples, needles.seed)
+    requests = [
+        *perplexity.requests(texts.corpus, tokenizer, texts.lengths, texts.samples, texts.seed),
+        *niah.requests(hidden, tokenizer, choice=choice),
+    ]
+    ask(arms, requests, where / "asked", tell=texts.tell)
+    for each in (texts, needles):
+        shutil.copytree(where / "asked" / "arms", each.out / "arms", dirs_exist_ok=True)
 
 
 def content_of(path: Path) -> Any:
