@@ -109,6 +109,8 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         result["phases"] = trees.clock.counted.counts.tolist()
         result["relaxed"] = runner.rejection_sampler._count.counts.sum(-1).tolist()
         result["budgets"] = trees.budget.counted.counts.tolist() if trees.budget is not None else []
+        if watch is None:  # it takes every pass for one of requests
+            result["dummy_positions"] = dummy_positions(runner)
     result["faults"] = {}
     for fault in case.get("faults", ()):
         intact.restore()
@@ -120,6 +122,25 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     cleanup_dist_env_and_memory()
     gc.collect()
     return result
+
+
+def dummy_positions(runner: Any) -> list[int]:
+    """Return the least and the largest position of passes over nobody's rows, behind trees of real requests."""
+    trees, width = runner.model_state.trees, runner.decode_query_len
+    stock, seen = trees.positions, []
+
+    def positions(batch: Any, given: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = stock(batch, given)
+        seen.append(found["positions"][..., : batch.num_tokens_after_padding].clone())
+        return found
+
+    trees.positions = positions
+    for tokens, uniform in ((1, False), (3, False), (2 * width, False), (width, True), (2 * width, True)):
+        runner._dummy_run(tokens, uniform_decode=uniform)
+        seen.append(trees.dummy_positions(2 * width, {})["positions"].clone())  # what a capture would read now
+    del trees.positions
+    every = torch.cat([one.flatten() for one in seen])
+    return [int(every.min()), int(every.max())]
 
 
 def dear(budget: Any) -> None:

@@ -210,6 +210,16 @@ def test_trees_are_counted(runs: list[Result]) -> None:
     assert runs[1]["counted"][1][3] > 10
 
 
+def test_dummy_runs_have_positions(runs: list[Result]) -> None:
+    """Whatever trees their slots held: a table of angles is read there, and nothing lies before its first row."""
+    for run in runs:
+        if "dummy_positions" in run:
+            low, high = run["dummy_positions"]
+            assert low == 0
+            assert high < 512
+    assert sum("dummy_positions" in run for run in runs) > 3
+
+
 def test_invariants_hold(runs: list[Result]) -> None:
     run = runs[0]
     print(run["checked"], run["rows"])
