@@ -14,13 +14,13 @@ help:
 serve: setup
 	@$(BIN)/thor-spec serve $(ARGS)
 
-# Tests that share engines or servers share a file, and a file a worker. What is served waits for the memory of the job
-# before, so that servers run one after another.
+# Tests that share engines or servers share a file, and a file a worker. Those of guard and serve wait more than they
+# compute. Few files of e2e take nearly all of its time, so that their order matters and the number of their tests does not.
 test: lint
 	$(PYTEST) -n auto --dist worksteal tests/unit tests/plugin tests/kernels tests/train $(ARGS)
 	$(PYTEST) -n auto --dist loadfile tests/state tests/tree $(ARGS)
-	$(PYTEST) -n auto --dist loadfile tests/guard tests/serve $(ARGS)
-	$(PYTEST) tests/e2e $(ARGS)
+	$(PYTEST) -n 4 --dist loadfile tests/guard tests/serve $(ARGS)
+	$(PYTEST) -n auto --dist loadfile --no-loadscope-reorder tests/e2e $(ARGS)
 
 setup:
 	@$(PYTHON) tools/setup.py

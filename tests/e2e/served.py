@@ -14,6 +14,13 @@ import httpx
 
 READY_TIMEOUT_S = 240
 STOP_TIMEOUT_S = 30  # what serve promises
+ROOT = Path(__file__).parent.parent.parent
+
+
+def command(folder: Path) -> list[str]:
+    """Return ``thor-spec`` as it is called beside other tests' engines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [sys.executable, "-m", "tests.e2e.launcher", str(folder / "memory")]
 
 
 def free_port() -> int:
@@ -25,20 +32,25 @@ def free_port() -> int:
 class Served:
     """One launcher; ``ready`` is its report, ``stderr`` a file."""
 
-    def __init__(self, folder: Path, *args: str, runtime: Path | None = None) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: Path, *args: str, runtime: Path | None = None, workers: bool = False) -> None:
+        """Start it; ``workers``: in as many processes as vLLM starts by itself."""
+        start = command(folder)
         self.port = free_port()
         self.log = folder / "engine.log"
         self.stderr = folder / "stderr"
         head, passed = (args[: args.index("--")], args[args.index("--") :]) if "--" in args else (args, ())
         options = ("--port", str(self.port), "--log-file", str(self.log), "--json")
         self._errors = self.stderr.open("w")
+        env = {**os.environ, "THOR_SPEC_RUNTIME_DIR": str(runtime or folder / "run")}
+        if workers:
+            env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "thor_spec", "serve", *head, *options, *passed],
+            [*start, "serve", *head, *options, *passed],
+            cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env={**os.environ, "THOR_SPEC_RUNTIME_DIR": str(runtime or folder / "run")},
+            env=env,
         )
         self.ready: dict[str, Any] = {}
 

@@ -3,19 +3,19 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.served import Served
+from tests.e2e.served import ROOT, Served, command
 
 
 def thor_spec(*args: str, runtime: Path) -> tuple[int, dict[str, Any], str]:
     """Run a command; return its exit status, what it printed as JSON, and its stderr."""
     env = {**os.environ, "THOR_SPEC_RUNTIME_DIR": str(runtime)}
-    done = subprocess.run([sys.executable, "-m", "thor_spec", *args, "--json"], capture_output=True, text=True, env=env)
+    run = [*command(runtime), *args, "--json"]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, env=env)
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 

@@ -40,7 +40,7 @@ def assert_nothing_left(served: Served, processes: list[psutil.Process], runtime
 
 def test_from_start_to_stop_with_a_second_start_between(tmp_path: Path) -> None:
     runtime = tmp_path / "run"
-    with Served(tmp_path / "a", *NO_DRAFT, runtime=runtime) as served:
+    with Served(tmp_path / "a", *NO_DRAFT, runtime=runtime, workers=True) as served:
         served.wait_phase("start")
         while not tree(served):
             time.sleep(0.01)
@@ -53,7 +53,7 @@ def test_from_start_to_stop_with_a_second_start_between(tmp_path: Path) -> None:
         assert (shown["holder"]["pid"], shown["holder"]["phase"]) == (served.process.pid, "ready")
         assert shown["holder"]["url"] == served.url
         processes = tree(served)
-        assert len(processes) >= 3  # shim, API server, engine
+        assert len(processes) >= 4  # shim, API server, engine, worker
         assert served.stop(signal.SIGTERM) == 0
         assert_nothing_left(served, processes, runtime)
 
@@ -70,7 +70,7 @@ def test_stop_from_another_terminal_during_the_load(tmp_path: Path) -> None:
 
 
 def test_an_engine_killed_while_serving(tmp_path: Path) -> None:
-    with Served(tmp_path / "a", *NO_DRAFT) as served:
+    with Served(tmp_path / "a", *NO_DRAFT, workers=True) as served:
         served.wait_ready()
         processes = tree(served)
         (engine,) = [p for p in processes if p.cmdline()[:1] == ["VLLM::EngineCore"]]

@@ -30,8 +30,8 @@ def main(ropes: dict[str, Any], out: Path) -> None:
         if rope and name == list(ropes)[-1]:
             said["refused"] = {fault: _planted(fault, engine) for fault in FAULTS}
         del engine
-        gc.collect()
         cleanup_dist_env_and_memory()
+        gc.freeze()  # what was imported is no garbage, and the next engine need not look through it
     out.write_text(json.dumps(said))
 
 

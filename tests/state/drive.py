@@ -38,7 +38,6 @@ def _kind(case: dict[str, Any]) -> Any:
 def converse(case: dict[str, Any]) -> list[dict[str, Any]]:
     """Play conversations cold and warm, ``without`` one of the scheduler's mends; return what was the same."""
     from vllm import LLM
-    from vllm.distributed import cleanup_dist_env_and_memory
 
     from thor_spec.vllm_plugin import compat, scheduling, seam
 
@@ -59,8 +58,7 @@ def converse(case: dict[str, Any]) -> list[dict[str, Any]]:
     )
     found = _played(llm)
     del llm
-    cleanup_dist_env_and_memory()
-    gc.collect()
+    take_down()
     scheduling.install(seam.version())
     return found
 
@@ -117,7 +115,6 @@ def _played(llm: Any) -> list[dict[str, Any]]:
 def adapt(case: dict[str, Any]) -> dict[str, Any]:
     """Answer four prompts at once with as many drafts as pay, by a clock that counts scheduled tokens."""
     from vllm import LLM, SamplingParams
-    from vllm.distributed import cleanup_dist_env_and_memory
 
     from tests.state.schedule import TOKENS
     from thor_spec.gates.lossless import tie_bound
@@ -161,10 +158,17 @@ def adapt(case: dict[str, Any]) -> dict[str, Any]:
             audits.append((max(values) - place[token].logprob) / tie_bound(statistics.pstdev(values), 4))
     steps = known._table[:, :, 0].sum(0).tolist()
     del llm, scheduler
-    cleanup_dist_env_and_memory()
-    gc.collect()
+    take_down()
     drafting.time = time
     return {"steps": steps, "answers": answers, "gaps_in_ties": audits}
+
+
+def take_down() -> None:
+    """Free what an engine left; what was imported is no garbage, and the next engine need not look through it."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    cleanup_dist_env_and_memory()
+    gc.freeze()
 
 
 class _Clock:
@@ -206,7 +210,6 @@ def generate(case: dict[str, Any]) -> dict[str, Any]:
     import random
 
     from vllm import LLM, SamplingParams
-    from vllm.distributed import cleanup_dist_env_and_memory
 
     from tests.state.schedule import TOKENS
 
@@ -244,8 +247,7 @@ def generate(case: dict[str, Any]) -> dict[str, Any]:
     cache = llm.llm_engine.vllm_config.cache_config
     reported = [cache.kv_cache_size_tokens, cache.kv_cache_max_concurrency]
     del llm
-    cleanup_dist_env_and_memory()
-    gc.collect()
+    take_down()
     return {
         "tokens": [list(output.token_ids) for output in outputs],
         "logprobs": [[sorted((t, e.logprob) for t, e in place.items()) for place in o.logprobs] for o in outputs],
@@ -260,7 +262,6 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     """Build an engine, run one schedule, take it down."""
     import torch
     from vllm import LLM
-    from vllm.distributed import cleanup_dist_env_and_memory
 
     from tests.state import faults, schedule, watch
 
@@ -334,8 +335,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     if case.get("interpreted_snapshots"):
         del compat.OOT_LAYERS.resolve()[choice.LAYER]
     faults.mend()
-    cleanup_dist_env_and_memory()
-    gc.collect()
+    take_down()
     torch._dynamo.reset()
     return result
 

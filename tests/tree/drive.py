@@ -3,7 +3,6 @@
 python -m tests.tree.drive '[{"tree": "7,3", ...}, ...]'
 """
 
-import gc
 import json
 import os
 import random
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from tests.state import schedule
-from tests.state.drive import ENVIRONMENT
+from tests.state.drive import ENVIRONMENT, take_down
 from tests.state.watch import Digests
 
 
@@ -75,8 +74,6 @@ class Oracle:
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
     """Build one engine, and run its rounds of requests one after another."""
-    from vllm.distributed import cleanup_dist_env_and_memory
-
     from thor_spec.vllm_plugin.tree import faults
     from thor_spec.vllm_plugin.tree.runner import fit
     from thor_spec.vllm_plugin.tree.watch import Watch
@@ -119,8 +116,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         play(llm, case["faulty_requests"])
         result["faults"][fault] = dict(watch.violated)
     del llm, runner, watch, digests
-    cleanup_dist_env_and_memory()
-    gc.collect()
+    take_down()
     return result
 
 

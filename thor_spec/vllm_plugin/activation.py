@@ -1,5 +1,6 @@
 """Check every seam, then apply every registration; ``activate`` is what vLLM runs in each of its processes."""
 
+import gc
 import os
 
 from thor_spec.vllm_plugin import compat, forking, receipt, scheduling
@@ -30,3 +31,6 @@ def activate() -> None:
     if not has_gpu_build():
         forking.install()
     receipt.leave(receipt.Receipt(pid=os.getpid(), state="active", vllm=version))
+    # vLLM collects garbage some ten times while it loads a model, and half a second each time goes into looking through
+    # what was imported. None of that is garbage.
+    gc.freeze()
