@@ -14,10 +14,10 @@ help:
 serve: setup
 	@$(BIN)/thor-spec serve $(ARGS)
 
-# Tests that share engines or servers share a file, and a file a worker. Those of guard and serve wait more than they
-# compute. Few files of e2e take nearly all of its time, so that their order matters and the number of their tests does not.
+# Tests that share engines or servers share a file, and a file a worker: the long ones first, where the number of a file's
+# tests does not tell. Those of guard and serve wait more than they compute.
 test: lint
-	$(PYTEST) -n auto --dist worksteal tests/unit tests/plugin tests/kernels tests/train $(ARGS)
+	$(PYTEST) -n auto --dist loadfile --no-loadscope-reorder tests/plugin tests/kernels tests/train tests/unit $(ARGS)
 	$(PYTEST) -n auto --dist loadfile tests/state tests/tree $(ARGS)
 	$(PYTEST) -n 4 --dist loadfile tests/guard tests/serve $(ARGS)
 	$(PYTEST) -n auto --dist loadfile --no-loadscope-reorder tests/e2e $(ARGS)
