@@ -108,7 +108,7 @@ def test_row14_a_hangup_ends_a_run_unless_it_is_detached(run: Run, environment: 
         process = run("--memory-floor", "0", "--", "sleep", "60")
     finally:
         signal.signal(signal.SIGHUP, before)
-    until(lambda: ask(environment)["holder"] and ask(environment)["holder"]["phase"] == "running")
+    until(lambda: (found := ask(environment)["holder"]) and found["phase"] == "running")
     process.send_signal(signal.SIGHUP)
     if detached:
         with pytest.raises(subprocess.TimeoutExpired):
@@ -120,7 +120,7 @@ def test_row14_a_hangup_ends_a_run_unless_it_is_detached(run: Run, environment: 
 def test_row13_a_storm_ends_a_deaf_run_at_once(run: Run, environment: dict[str, str]) -> None:
     deaf = "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; time.sleep(60)"
     process = run("--grace", "60", "--memory-floor", "0", "--", sys.executable, "-c", deaf)
-    until(lambda: ask(environment)["holder"] and ask(environment)["holder"]["phase"] == "running")
+    until(lambda: (found := ask(environment)["holder"]) and found["phase"] == "running")
     for _ in range(30):
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
