@@ -1,6 +1,7 @@
 """LLaDA2 served against the plain torch model with its cache, captured against eager, and steps against their tokens.
 
     python benchmarks/diffusion.py [--model nano-llada|mini] [--requests 1 8] [--tokens 256] [--sweep] [--smoke]
+    python benchmarks/diffusion.py --prompts 50   # and compares so many answers with the plain model's, token by token
 
 Every engine runs in a process of its own; all wait side by side and are measured turn about, the plain model among
 them. Fails when captured answers differ from those of the same compiled code without graphs, or, on a CPU, where
@@ -49,6 +50,7 @@ MINI: dict[str, Any] = {
 ALONE = tuple({"threshold": 1.0, "edit_threshold": 1.0, "max_denoise_steps": steps} for steps in (32, 8, 2))
 MODES: tuple[dict[str, Any], ...] = ({"mode": "quality"}, {"mode": "speed"}, {"mode": "2.0"})
 SWEEP = tuple({"threshold": t, "edit_threshold": e} for t in (0.3, 0.5, 0.7, 0.9, 0.95) for e in (0.0, 0.5, 1.0))
+CHECKED = 64  # tokens of answers that are compared with the plain model's
 EXPERT_TOKENS = (1, 8, 16, 32, 64, 128, 256)
 GPU = cuda.probe() is not None
 
@@ -60,6 +62,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=0, help="answers to compare with the plain model's")
     parser.add_argument("--dtype", help="default: float32 for nano-llada, bfloat16 for mini")
     parser.add_argument("--sweep", action="store_true", help="thresholds, with quality beside speed")
     parser.add_argument("--smoke", action="store_true", help="few tokens, for a CPU")
@@ -82,8 +85,8 @@ def measured(asked: argparse.Namespace, temporary: Path) -> dict[str, Any]:
     config = json.loads((folder / "config.json").read_text())
     prompts = texts(max(asked.requests), config["vocab_size"], layout.mask_of(config))
     job = {
-        "model": str(folder), "dtype": asked.dtype, "dummy": asked.model == "mini", "prompts": prompts,
-        "most": max(asked.requests), "tokens": asked.tokens, "scores": asked.sweep,
+        "model": str(folder), "dtype": asked.dtype, "dummy": asked.model == "mini",
+        "most": max(asked.requests), "scores": asked.sweep,
     }  # fmt: skip
     real = asked.model == "nano-llada"
     names = ("eager", *(("compiled",) if real else ()), "captured") if GPU else ("eager",)
@@ -94,10 +97,13 @@ def measured(asked: argparse.Namespace, temporary: Path) -> dict[str, Any]:
             log = temporary / f"{name}.log"
             child = Engine("--child", json.dumps({**job, "kind": name}), what=name, log=log)
             engines[name] = stack.enter_context(child).ask
-        alone = {"plain torch": plain(folder, asked, prompts[0])} if real else {}
+        alone = {"plain torch": plain(folder, asked)} if real else {}
+        if real and asked.prompts:
+            result["like the plain model"] = alike(engines, alone["plain torch"], asked, config)
         for way in SWEEP if asked.sweep else MODES if real else ALONE:
             for count in asked.requests:
-                runs = turn_about({**engines, **(alone if count == 1 else {})}, way, count, asked.repeats)
+                question = {"way": way, "prompts": prompts[:count], "tokens": asked.tokens, "together": True}
+                runs = turn_about({**engines, **(alone if count == 1 else {})}, question, asked.repeats)
                 cell = {"way": way, "requests": count, **compared(runs, count, asked.tokens)}
                 result["cells"].append(cell)
                 result["good"] &= all(cell["equal"].values())
@@ -107,14 +113,36 @@ def measured(asked: argparse.Namespace, temporary: Path) -> dict[str, Any]:
     return result
 
 
-def turn_about(sides: dict[str, Callable[[Any], dict[str, Any]]], way: Any, count: int, repeats: int) -> Runs:
+def turn_about(sides: dict[str, Callable[[Any], dict[str, Any]]], question: Any, repeats: int) -> Runs:
     """Return what each side answered, repeat by repeat; the first one warms and is left out."""
     runs: Runs = {name: [] for name in sides}
     for number, name in turns(sides, repeats + 1):
-        found = sides[name]({"way": way, "requests": count})
+        found = sides[name](question)
         if number:
             runs[name].append(found)
     return runs
+
+
+def alike(
+    engines: dict[str, Callable[[Any], dict[str, Any]]],
+    theirs: Callable[[Any], dict[str, Any]],
+    asked: argparse.Namespace,
+    config: dict[str, Any],
+) -> list[dict[str, Any]]:
+    """Return, by way and engine, how many answers are the plain model's, asked alone and all at once."""
+    prompts, found = texts(asked.prompts, config["vocab_size"], layout.mask_of(config)), []
+    for way in MODES:
+        question = {"way": way, "prompts": prompts, "tokens": CHECKED, "together": False}
+        wanted = theirs(question)
+        for name, ask in engines.items():
+            row = {"way": way, "engine": name, "answers": len(prompts), "edits": wanted["edits"]}
+            for how, together in (("alone", False), ("together", True)):
+                got = ask({**question, "together": together})
+                same = [a == b for a, b in zip(got["answers"], wanted["answers"], strict=True)]
+                row |= {how: sum(same), f"edits {how}": got["edits"]}
+            found.append(row)
+            print(json.dumps(row), flush=True)
+    return found
 
 
 def compared(runs: Runs, count: int, tokens: int) -> dict[str, Any]:
@@ -160,7 +188,7 @@ def texts(count: int, vocabulary: int, mask: int) -> list[list[int]]:
     from tokenizers import Tokenizer
 
     found = shipped.find(shipped.DIFFUSION)
-    source = inspect.getsource(textwrap)
+    source = inspect.getsource(textwrap) + inspect.getsource(argparse)
     ids = Tokenizer.from_file(str(found / "tokenizer.json")).encode(source).ids if found else list(source.encode())
     return [[i % min(vocabulary, mask) for i in ids[100 * n : 100 * n + 100 + n]] for n in range(count)]
 
@@ -185,12 +213,13 @@ def engine(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
     def generate(question: Any) -> dict[str, Any]:
         extra = {f"thor_spec_{name}": value for name, value in question["way"].items()}
         params = SamplingParams(
-            temperature=0, max_tokens=job["tokens"], ignore_eos=True, detokenize=False, extra_args=extra,
+            temperature=0, max_tokens=question["tokens"], ignore_eos=True, detokenize=False, extra_args=extra,
             logprobs=0 if job["scores"] else None,
         )  # fmt: skip
-        prompts = [{"prompt_token_ids": ids} for ids in job["prompts"][: question["requests"]]]
+        prompts = [{"prompt_token_ids": ids} for ids in question["prompts"]]
+        at_once = [prompts] if question["together"] else [[prompt] for prompt in prompts]
         before, began = counted.tolist(), time.perf_counter()
-        outputs = llm.generate(prompts, params, use_tqdm=False)
+        outputs = [output for some in at_once for output in llm.generate(some, params, use_tqdm=False)]
         seconds = time.perf_counter() - began
         forwards, blocks, tokens, _, edits = (b - a for a, b in zip(before, counted.tolist(), strict=True))
         scores = [
@@ -212,23 +241,27 @@ def engine(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
     return generate
 
 
-def plain(folder: Path, asked: argparse.Namespace, prompt: list[int]) -> Callable[[Any], dict[str, Any]]:
-    """Return what generates with the plain model, one request, keys and values cached."""
+def plain(folder: Path, asked: argparse.Namespace) -> Callable[[Any], dict[str, Any]]:
+    """Return what generates with the plain model, one request after the other, keys and values cached."""
     model = Dense.load(folder, getattr(torch, asked.dtype), "cuda" if GPU else "cpu")
 
     def generate(question: Any) -> dict[str, Any]:
         began = time.perf_counter()
-        done = decoding.decode(
-            model.decoder(), prompt, most=asked.tokens, block=model.block, mask=model.mask,
-            settings=Denoising().of_request(question["way"]),
-        )  # fmt: skip
-        filled = done.blocks * model.block - len(prompt) % model.block
+        done = [
+            decoding.decode(
+                model.decoder(), prompt, most=question["tokens"], block=model.block, mask=model.mask,
+                settings=Denoising().of_request(question["way"]),
+            )
+            for prompt in question["prompts"]
+        ]  # fmt: skip
+        forwards, blocks = sum(one.forwards for one in done), sum(one.blocks for one in done)
+        filled = blocks * model.block - sum(len(prompt) % model.block for prompt in question["prompts"])
         return {
             "seconds": time.perf_counter() - began,
-            "forwards": done.forwards,
-            "tokens a forward": round(filled / done.forwards, 3),
-            "edits": done.edits,
-            "answers": [done.tokens],
+            "forwards": forwards,
+            "tokens a forward": round(filled / forwards, 3),
+            "edits": sum(one.edits for one in done),
+            "answers": [one.tokens for one in done],
         }
 
     return generate
