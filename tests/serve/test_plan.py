@@ -285,7 +285,7 @@ def test_several_devices_are_passed_through(make: Callable[..., Plan]) -> None:
 def test_the_other_nodes_are_headless(make: Callable[..., Plan], target: Path) -> None:
     nodes = {"tensor_parallel": 2, "nnodes": 2, "master_addr": "10.0.0.1"}
     first, second = make(**nodes), make(**nodes, node_rank=1)
-    assert first.argv[2] == "vllm.entrypoints.openai.api_server"
+    assert first.argv[2] == "thor_spec.vllm_plugin.server"
     assert second.argv[2:6] == ("vllm.entrypoints.cli.main", "serve", str(target), "--headless")
     assert "--model" not in second.argv
     for plan in (first, second):

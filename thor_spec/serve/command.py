@@ -29,6 +29,7 @@ _TOOL_PARSERS = {"Qwen3_5ForConditionalGeneration": "qwen3_xml", "Qwen3_5MoeForC
 _CPU_KV_CACHE_BYTES = 1 << 30
 FRONT_DOOR = "thor_spec.vllm_plugin.front_door.FrontDoor"
 GATE = "thor_spec.vllm_plugin.gate.Gate"
+SERVER = "thor_spec.vllm_plugin.server"
 
 
 def argv(
@@ -82,7 +83,7 @@ def argv(
         ours["--load-format"] = "dummy"
     if not gpu and not passthrough.mentions(passed, "--enforce-eager"):
         defaults.append("--enforce-eager")  # compiling the tiny models takes longer than serving them
-    program: tuple[str, ...] = ("vllm.entrypoints.openai.api_server",)
+    program: tuple[str, ...] = (compat.API_SERVER if stock else SERVER,)
     if parallel.is_headless(config):  # a worker of node 0, which the API server's own module cannot be
         program = (compat.COMMAND_LINE, "serve", ours.pop("--model"), "--headless")
     flags = [part for flag, value in ours.items() for part in (flag, value)]

@@ -32,5 +32,6 @@ def activate() -> None:
         forking.install()
     receipt.leave(receipt.Receipt(pid=os.getpid(), state="active", vllm=version))
     # vLLM collects garbage some ten times while it loads a model, and half a second each time goes into looking through
-    # what was imported. None of that is garbage.
+    # what was imported. None of that is garbage. ``server`` has kept the collector off until here.
     gc.freeze()
+    gc.enable()

@@ -35,6 +35,7 @@ from thor_spec.vllm_plugin.options import NAME
 from thor_spec.vllm_plugin.seam import Seam, has_gpu_build, require_supported_version
 
 PLUGIN_GROUP = "vllm.general_plugins"
+API_SERVER = "vllm.entrypoints.openai.api_server"
 COMMAND_LINE = "vllm.entrypoints.cli.main"
 """The module of the ``vllm`` program, which alone can start a node without an API."""
 LOG = logging.getLogger("vllm.thor_spec")  # below vLLM's logger, and so in the engine's log
