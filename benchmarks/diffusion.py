@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine_process import Engine, serve
+from engine_process import Engine, runner_of, serve
 from record import paired_ratio, write
 
 from thor_spec.bench.turns import turns
@@ -207,8 +207,7 @@ def engine(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
         enforce_eager=job["kind"] == "eager", enable_prefix_caching=False, skip_tokenizer_init=True,
         gpu_memory_utilization=0.3, kv_cache_memory_bytes=(1024 if GPU else 64) << 20, **options,
     )  # fmt: skip
-    core: Any = llm.llm_engine
-    counted = core.model_executor.driver_worker.worker.model_runner.sampler.count.counts
+    counted = runner_of(llm).sampler.count.counts
 
     def generate(question: Any) -> dict[str, Any]:
         extra = {f"thor_spec_{name}": value for name, value in question["way"].items()}

@@ -88,6 +88,11 @@ def run_again(*arguments: str, what: str, log: Path, environment: Mapping[str, s
         return engine.ask()
 
 
+def runner_of(llm: Any) -> Any:
+    """Return the model runner of an ``LLM`` in this process."""
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+
 def variables() -> dict[str, str]:
     """Return what ``thor-spec serve`` gives an engine, and what keeps it in the process that asks it."""
     served = command.environment(ServeConfig(), gpu=has_gpu_build(), stock=False)

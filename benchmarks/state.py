@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import qwen35
-from engine_process import run_again, serve
+from engine_process import run_again, runner_of, serve
 from record import write
 
 from thor_spec.vllm_plugin.options import NAME as PLUGIN
@@ -245,7 +245,7 @@ def capacity(llm: Any, options: argparse.Namespace) -> dict[str, Any]:
     fit = get_max_concurrency_for_kv_cache_config(core.vllm_config, cache)
     available = int(core.available_gpu_memory_for_kv_cache)
     whole = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 2 * available
-    steps = getattr(core.model_executor.driver_worker.worker.model_runner.model_state, "steps", None)
+    steps = getattr(runner_of(llm).model_state, "steps", None)
     place = steps.scratch_bytes / options.sequences if steps is not None else 0.0
     elsewhere = {
         f"{share:g}, {seats} places": round(

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import qwen35
-from engine_process import Engine, serve
+from engine_process import Engine, runner_of, serve
 from record import paired_ratio, write
 from state import steps as steps_of
 
@@ -170,7 +170,7 @@ def draft_at_random(llm: Any) -> None:
     """Replace what is drafted, in chains and in trees alike."""
     import torch
 
-    speculator = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.speculator
+    speculator = runner_of(llm).speculator
     stock, words = speculator.propose, speculator.vocab_size
     generator = torch.Generator(speculator.device).manual_seed(0)
 
@@ -211,8 +211,7 @@ def answer(llm: Any, asked: list[Any], temperature: float, tokens: int, batch: i
 
 
 def trees_of(llm: Any) -> Any:
-    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-    return getattr(runner.model_state, "trees", None)
+    return getattr(runner_of(llm).model_state, "trees", None)
 
 
 def known_of(llm: Any) -> dict[str, Any] | None:

@@ -1,5 +1,6 @@
 """What a gate is to those who run several: a look at the candidate, perhaps at references, then a verdict."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,6 +11,22 @@ from thor_spec.serve.client import Server
 
 SAY_EVERY_S = 10.0
 """How often a gate that takes minutes says how far it is."""
+
+
+class Paced:
+    """Passes a line on now and then, of many that say how far a gate is."""
+
+    def __init__(self, say: Callable[[str], None], *, at_once: bool = False) -> None:
+        """``at_once``: the first line too, not only those after ``SAY_EVERY_S``."""
+        self._say, self._due = say, time.monotonic() + (0.0 if at_once else SAY_EVERY_S)
+
+    def __call__(self, line: str) -> bool:
+        """Return whether it was passed on."""
+        if (now := time.monotonic()) < self._due:
+            return False
+        self._due = now + SAY_EVERY_S
+        self._say(line)
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

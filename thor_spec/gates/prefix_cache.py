@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import math
 import statistics
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from thor_spec.errors import ConfigError, ThorSpecError
 from thor_spec.gates import conversations, prompts
 from thor_spec.gates.conversations import ANSWER, Conversation, Prompt, Size, Text
 from thor_spec.gates.counted import HITS, Counted, Meter
-from thor_spec.gates.gate import SAY_EVERY_S, Options
+from thor_spec.gates.gate import Options, Paced
 from thor_spec.gates.lossless import first_difference, gap_of_a_tie
 from thor_spec.gates.verdict import Verdict
 from thor_spec.serve import metrics
@@ -134,7 +133,7 @@ class Player:
         self._server = server
         self._options = options
         self._cut_alike = cut_alike
-        self._told_s = time.monotonic()
+        self._tell = Paced(options.say)
         block = int(metrics.cache_config(server.metrics())["block_size"])
         context = server.context or LONGEST
         self._size = Size(block=block, longest=min(LONGEST, context - ANSWER))
@@ -151,7 +150,7 @@ class Player:
         """Play one request at a time; reuse and acceptance are judged, too."""
         section, drafting = Section(), _Drafting()
         for conversation in conversations.make(self._text, self._size, count):
-            self._tell(f"alone, {section.conversations} of {count} conversations")
+            self._tell(f"prefix cache: alone, {section.conversations} of {count} conversations")
             asked, cold = self._cold(conversation)
             salt = uuid.uuid4().hex
             warm = [self._asked(prompt, salt) for prompt in asked]
@@ -191,7 +190,7 @@ class Player:
         kinds = [conversations.turns(self._text, self._size, 4) for _ in range(count)]
         played: list[tuple[list[Prompt], list[Answer]]] = []
         for kind in kinds:
-            self._tell(f"together, {len(played)} of {count} conversations asked alone")
+            self._tell(f"prefix cache: together, {len(played)} of {count} conversations asked alone")
             asked, answered = self._cold(kind)
             played.append((asked, [answer for answer, _ in answered]))
         head = self._text.take(2 * self._size.block + 1)
@@ -255,11 +254,6 @@ class Player:
         section.counted |= drafting.figures
         section.reused = int(drafting.warm.hits)
         return section
-
-    def _tell(self, how_far: str) -> None:
-        if time.monotonic() >= self._told_s + SAY_EVERY_S:
-            self._told_s = time.monotonic()
-            self._options.say(f"prefix cache: {how_far}")
 
     def _cold(self, conversation: Conversation) -> tuple[list[Prompt], list[tuple[Answer, Counted]]]:
         asked: list[Prompt] = []

@@ -6,7 +6,6 @@ Other gates ask a server; what a tree does to states, windows and caches between
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from thor_spec import env
 from thor_spec.errors import ConfigError, EngineStartError
 from thor_spec.gates import prompts
-from thor_spec.gates.gate import SAY_EVERY_S
+from thor_spec.gates.gate import Paced
 from thor_spec.gates.verdict import Verdict
 from thor_spec.guard.guarded import GuardedJob, Settings
 from thor_spec.serve.plan import Plan
@@ -85,13 +84,12 @@ def run(plan: Plan, given: Mapping[str, Any], *, log: Path, say: Callable[[str],
             settings=Settings(floor_bytes=plan.resolved.config.memory_floor),
             notice=lambda _: None,
         ) as guarded:
-            told, due = "", 0.0
+            told, tell = "", Paced(say, at_once=True)
             while (code := guarded.job.wait(POLL_S)) is None:
                 guarded.check()
                 known = progress.read_text() if progress.is_file() else told
-                if known != told and time.monotonic() >= due:
-                    told, due = known, time.monotonic() + SAY_EVERY_S
-                    say(f"verify tree: {told}")
+                if known != told and tell(f"verify tree: {known}"):
+                    told = known
             guarded.check()
             guarded.cause = f"the engine ended with status {code}"
         if code != 0 or not answer.is_file():

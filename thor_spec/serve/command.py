@@ -99,9 +99,11 @@ def environment(config: ServeConfig, *, gpu: bool, stock: bool) -> dict[str, str
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
     }
-    # By itself vLLM keeps tuned kernels per configuration: another context or batch would tune the same ones anew.
-    defaults = {"TRITON_CACHE_DIR": str(env.triton_cache_dir())} if gpu else {}
-    if not gpu:
+    defaults: dict[str, str] = {}
+    if gpu:
+        # By itself vLLM keeps tuned kernels per configuration: another context or batch would tune the same ones anew.
+        defaults["TRITON_CACHE_DIR"] = str(env.triton_cache_dir())
+    else:
         variables |= interpreter.environment(env.python_path())
     if clash := sorted(set(config.environment) & set(variables)):
         raise ConfigError(f"The profile sets {', '.join(clash)}, which thor-spec sets itself. Leave it out.")
