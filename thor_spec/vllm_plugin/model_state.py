@@ -142,7 +142,7 @@ class _Activated:
         """Bring the cache into the order of the accepted path."""
         if self.trees is not None:
             self.trees.clock.mark("commit", again=False)
-            self.trees.commit(idx_mapping)
+            self.trees.commit(len(idx_mapping))
         super().postprocess_state(idx_mapping, num_sampled, num_computed_tokens)  # type: ignore[misc]
         if self.trees is not None:
             self.trees.clock.mark("committed")
@@ -195,7 +195,7 @@ class ThorHybridModelState(_Activated, _Hybrid):
             computed = num_computed_tokens
             if self._controls is not None:
                 computed = self._controls.miscounted(idx_mapping, computed, num_sampled)
-            self.steps.commit(idx_mapping, computed, None if self.trees is None else self.trees.path(idx_mapping))
+            self.steps.commit(idx_mapping, computed, None if self.trees is None else self.trees.path(len(idx_mapping)))
             num_sampled = 1
         super().postprocess_state(idx_mapping, num_sampled, num_computed_tokens)
         if self._controls is not None and self.steps is None:

@@ -147,11 +147,11 @@ def _padding(runner: Any) -> None:
     topology = runner.model_state.topology
     commit = runner.model_state.trees.commit
 
-    def longer(slots: Any) -> None:
-        counts = runner.model_state.trees.step[0].query_start_loc[: len(slots) + 1].diff()
-        accepted = topology.accepted[: len(slots)]
-        topology.accepted[: len(slots)] = torch.minimum(accepted + (accepted > 0).int(), counts)
-        commit(slots)
+    def longer(rows: int) -> None:
+        counts = runner.model_state.trees.step[0].query_start_loc[: rows + 1].diff()
+        accepted = topology.accepted[:rows]
+        topology.accepted[:rows] = torch.minimum(accepted + (accepted > 0).int(), counts)
+        commit(rows)
 
     runner.model_state.trees.commit = longer
 

@@ -106,16 +106,16 @@ class TreeSteps:
         """Return the same for a pass that graphs are captured from."""
         return given if "positions" in given else {**given, "positions": self.topology.positions[:tokens]}
 
-    def path(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the accepted nodes of each row of the batch, whose ``slots`` are given [R, N + 1]."""
-        return self.topology.path[: len(slots)]
+    def path(self, rows: int) -> torch.Tensor:
+        """Return the accepted nodes of the first rows of the batch [rows, N + 1]."""
+        return self.topology.path[:rows]
 
-    def commit(self, slots: torch.Tensor) -> None:
-        """Move keys and values of the accepted path to where a chain's would be."""
+    def commit(self, rows: int) -> None:
+        """Move keys and values of the first rows' accepted paths to where a chain's would be."""
         if self.step is None:
             return
         (batch, slot_mappings), self.step = self.step, None
-        path, accepted = self.path(slots), self.topology.accepted[: len(slots)]
+        path, accepted = self.path(rows), self.topology.accepted[:rows]
         for group, buffers in self.buffers:
             compact: Any = kernel.kv_compact if isinstance(buffers, kernel.Buffers) else reference.kv_compact
             compact(buffers, slot_mappings[group], batch.query_start_loc, path, accepted)
