@@ -15,11 +15,11 @@ serve: setup
 	@$(BIN)/thor-spec serve $(ARGS)
 
 # Tests that share engines or servers share a file, and a file a worker: the long ones first, where the number of a file's
-# tests does not tell. Those of guard and serve wait more than they compute.
+# tests does not tell.
 test: lint
 	$(PYTEST) -n auto --dist loadfile --no-loadscope-reorder tests/plugin tests/kernels tests/train tests/unit $(ARGS)
 	$(PYTEST) -n auto --dist loadfile tests/state tests/tree $(ARGS)
-	$(PYTEST) -n 4 --dist loadfile tests/guard tests/serve $(ARGS)
+	$(PYTEST) -n auto --dist loadfile tests/guard tests/serve $(ARGS)
 	$(PYTEST) -n auto --dist loadfile --no-loadscope-reorder tests/e2e $(ARGS)
 
 setup:
