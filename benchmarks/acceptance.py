@@ -10,6 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from quiet import Machine, of_size
+
 from thor_spec import record
 from thor_spec.bench import chat, report
 from thor_spec.bench.arms import parse
@@ -33,6 +35,7 @@ def main() -> None:
     parser.add_argument("--kinds", default="code,chat,document,agent")
     parser.add_argument("--context", type=int)
     parser.add_argument("--quality-seeds", type=int, default=4)
+    parser.add_argument("--kv-cache-gib", type=int, help="of an engine beside others, whatever memory is free")
     options = parser.parse_args()
     print(f"model {options.model}, drafter {shipped.drafter_of(options.model) or 'its own'}", file=sys.stderr)
     cells = [(float(t), int(b)) for t in options.temperatures.split(",") for b in options.batches.split(",")]
@@ -45,7 +48,13 @@ def main() -> None:
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
 
+    machine = Machine()
+
     def work(server: Server) -> None:
+        with machine.alone():
+            measure(server)
+
+    def measure(server: Server) -> None:
         for temperature, batch in cells:
             arms = parse(RULES, {"url": server.url, "temperature": temperature, "batch": batch})
             outcome = chat.run(arms, lambda arm: Running(str(arm.options["url"])), asked)
@@ -58,6 +67,7 @@ def main() -> None:
         "context": options.context,
         "vllm_args": ("--max-logprobs", "-1", "--no-enable-prefix-caching"),
     }
+    flags = of_size(flags, options.kv_cache_gib)
     planned(flags).visit(work)
     records = record.find(options.out)
     print(report.markdown(records))

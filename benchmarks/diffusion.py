@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine_process import Engine, runner_of, serve
+from engine_process import Engine, runner_of, serve, share_processors
+from quiet import Machine
 from record import paired_ratio, write
 
 from thor_spec.bench.turns import turns
@@ -72,6 +73,7 @@ def main() -> None:
         serve(engine(json.loads(asked.child)))
     if asked.smoke:
         asked.requests, asked.tokens, asked.repeats = [1, 2], 40, 1
+    share_processors()
     asked.dtype = asked.dtype or ("float32" if asked.model == "nano-llada" else "bfloat16")
     with tempfile.TemporaryDirectory() as temporary:
         result = measured(asked, Path(temporary))
@@ -91,15 +93,21 @@ def measured(asked: argparse.Namespace, temporary: Path) -> dict[str, Any]:
     real = asked.model == "nano-llada"
     names = ("eager", *(("compiled",) if real else ()), "captured") if GPU else ("eager",)
     result: dict[str, Any] = {"asked": vars(asked), "good": True, "cells": []}
+    machine = Machine()
     with ExitStack() as stack:
-        engines: dict[str, Callable[[Any], dict[str, Any]]] = {}
-        for name in names:
-            log = temporary / f"{name}.log"
-            child = Engine("--child", json.dumps({**job, "kind": name}), what=name, log=log)
-            engines[name] = stack.enter_context(child).ask
+        children = {
+            name: stack.enter_context(
+                Engine("--child", json.dumps({**job, "kind": name}), what=name, log=temporary / f"{name}.log")
+            )
+            for name in names
+        }
+        engines: dict[str, Callable[[Any], dict[str, Any]]] = {name: child.ask for name, child in children.items()}
         alone = {"plain torch": plain(folder, asked)} if real else {}
         if real and asked.prompts:
             result["like the plain model"] = alike(engines, alone["plain torch"], asked, config)
+        for child in children.values():
+            child.ready()
+        stack.enter_context(machine.alone())
         for way in SWEEP if asked.sweep else MODES if real else ALONE:
             for count in asked.requests:
                 question = {"way": way, "prompts": prompts[:count], "tokens": asked.tokens, "together": True}

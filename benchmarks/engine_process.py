@@ -14,6 +14,8 @@ from thor_spec.vllm_plugin.seam import has_gpu_build
 
 ROOT = Path(__file__).parent.parent
 MARK = "ANSWER "
+READY = "ready"
+PROCESSORS = 8
 
 
 class Engine:
@@ -21,6 +23,8 @@ class Engine:
 
     The script hands its answers to ``serve``. Engines that wait for a question leave the GPU to the others.
     """
+
+    _is_ready = False
 
     def __init__(
         self,
@@ -57,15 +61,24 @@ class Engine:
         self.process.kill()
         self.process.communicate()
 
+    def ready(self) -> None:
+        """Wait until the engine has started."""
+        if not self._is_ready:
+            self._is_ready = self._answer() == READY
+
     def ask(self, question: Any = None) -> Any:
         """Return the answer to a question; both are anything that JSON holds."""
+        self.ready()
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         try:
             self.process.stdin.write(json.dumps(question) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             pass  # what it died of is in its log
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self.process.stdout is not None
         printed: list[str] = []
         for line in self.process.stdout:
             if line.startswith(MARK):
@@ -76,7 +89,8 @@ class Engine:
 
 
 def serve(answer: Callable[[Any], Any]) -> None:
-    """In the process of an ``Engine``: answer questions until there are no more."""
+    """In the process of an ``Engine``, once it has started: answer questions until there are no more."""
+    print(MARK + json.dumps(READY), flush=True)
     for line in sys.stdin:
         print(MARK + json.dumps(answer(json.loads(line))), flush=True)
     os._exit(0)  # the memory is free at once
@@ -86,6 +100,14 @@ def run_again(*arguments: str, what: str, log: Path, environment: Mapping[str, s
     """Run this script with its own arguments and these; return its answer to one question."""
     with Engine(*arguments, what=what, log=log, environment=environment) as engine:
         return engine.ask()
+
+
+def share_processors() -> None:
+    """Have this process and the engines that it starts run on the same few processors.
+
+    Where a process runs makes more of a difference to a step of a small model than what is compared.
+    """
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:PROCESSORS])
 
 
 def runner_of(llm: Any) -> Any:

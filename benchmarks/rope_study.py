@@ -21,7 +21,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from engine_process import Engine, serve
+from engine_process import Engine, serve, share_processors
+from quiet import Machine
 from record import paired_ratio, write
 
 from thor_spec import record as records
@@ -134,6 +135,8 @@ def helps(ratio: float, bounds: list[float] | None) -> str:
 def speed(options: argparse.Namespace) -> dict[str, Any]:
     """Return tokens per second of vLLM without the plugin and of ``default`` through it, in pairs, turn about."""
     runs: dict[str, list[dict[str, float]]] = {"stock": [], "default": []}
+    machine = Machine()
+    share_processors()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         engines = {}
         for arm in runs:
@@ -147,6 +150,9 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
             variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
             process = Engine("--speed", json.dumps(argv), what=arm, log=Path(folder) / arm, over=variables)
             engines[arm] = stack.enter_context(process)
+        for process in engines.values():
+            process.ready()
+        stack.enter_context(machine.alone())
         for turn, arm in turns(runs, options.rounds + 1):  # the first warms up
             found = engines[arm].ask(turn)
             if turn:

@@ -11,6 +11,7 @@ import itertools
 import json
 import sys
 
+from quiet import Machine, of_size
 from record import paired_ratio, summary, write
 
 from thor_spec.bench import dummy, facts, workload
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--kv-cache-gib", type=int, help="of an engine beside others, whatever memory is free")
     options = parser.parse_args()
     batches = [int(each) for each in options.batches.split(",")]
     flags: dict[str, object] = {"context": options.context, "max_seqs": max(batches), "draft_tokens": options.drafts}
@@ -48,9 +50,15 @@ def main() -> None:
     else:
         target, drafter = (str(path) for path in dummy.make(options.dummy))
         flags |= {"model": target, "draft": drafter, "dummy_weights": True}
-    source = planned(flags)
+    source = planned(of_size(flags, options.kv_cache_gib))
+
+    machine = Machine()
 
     def work(server: Server) -> list[dict[str, object]]:
+        with machine.alone():
+            return measure(server)
+
+    def measure(server: Server) -> list[dict[str, object]]:
         known = {"options": vars(options), "limit": LIMIT, "facts": facts.of_server(server, source.plan)}
         cells: list[dict[str, object]] = []
         path = None  # written after each cell, so that a run that is cut short keeps what it has

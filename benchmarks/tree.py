@@ -15,7 +15,6 @@ and ``thor-spec verify lossless`` tells which.
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -26,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import qwen35
-from engine_process import Engine, runner_of, serve
+from engine_process import Engine, runner_of, serve, share_processors
+from quiet import Machine
 from record import paired_ratio, write
 from state import steps as steps_of
 
@@ -36,7 +36,6 @@ from thor_spec.vllm_plugin.counters import PHASES_OF_TREES
 from thor_spec.vllm_plugin.options import NAME as PLUGIN
 
 ROOT = Path(__file__).parent.parent
-PROCESSORS = 8
 PAIRS = {"tiny": "tiny-hybrid", "nano": "nano-hybrid"}
 
 
@@ -44,8 +43,7 @@ def main() -> None:
     options = parse()
     if options.one:
         serve(measure(options, options.one))
-    # Where a process runs makes more of a difference to a step of a small model than what is compared.
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:PROCESSORS])
+    share_processors()
     runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in options.arms}
     together = [[arm] for arm in options.arms] if options.dummy else [options.arms]
     settings = {name: value for name, value in vars(options).items() if name != "one"}
@@ -66,14 +64,16 @@ def main() -> None:
 
 def turn_about(arms: list[str], rounds: int, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Start an engine for each arm, all at once; yield what they measure, one at a time."""
+    machine = Machine()
     started = time.monotonic()
     with ExitStack() as stack:
         engines = {arm: stack.enter_context(Engine("--one", arm, what=arm, log=folder / f"{arm}.log")) for arm in arms}
         for arm, engine in engines.items():
-            engine.ask("ready?")
+            engine.ready()
             print(f"{arm}: ready after {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+        stack.enter_context(machine.alone())
         for number, arm in turns(arms, rounds):
-            yield arm, engines[arm].ask("measure")
+            yield arm, engines[arm].ask()
             print(f"round {number + 1}, {arm}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
 
 
@@ -141,7 +141,7 @@ def engine(options: argparse.Namespace, arm: str, folder: Path) -> Any:
     )
 
 
-def measure(options: argparse.Namespace, arm: str) -> Callable[[str], dict[str, Any]]:
+def measure(options: argparse.Namespace, arm: str) -> Callable[[Any], dict[str, Any]]:
     """Start an engine; return what measures: by temperature, what came out and how long it took."""
     from thor_spec.gates import prompts
 
@@ -157,9 +157,7 @@ def measure(options: argparse.Namespace, arm: str) -> Callable[[str], dict[str, 
     for temperature in options.temperatures:  # warms what only a real step compiles
         answer(llm, asked[: options.batch], temperature, 32, options.batch)
 
-    def answers(question: str) -> dict[str, Any]:
-        if question == "ready?":
-            return {}
+    def answers(_: Any) -> dict[str, Any]:
         found = {f"{t:g}": answer(llm, asked, t, options.answer, options.batch) for t in options.temperatures}
         return found | ({"known": known} if (known := known_of(llm)) else {})
 

@@ -1,0 +1,44 @@
+"""Benchmarks that are started beside each other: their engines start together, and what is timed is timed alone.
+
+A start takes a minute or more of processors, a measurement seconds of the device. Each benchmark holds the lock of this
+machine shared while its engines start and while it compares answers, and alone while it measures.
+"""
+
+import fcntl
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+LOCK = Path(tempfile.gettempdir()) / "thor-spec-benchmarks.lock"
+
+
+class Machine:
+    """This process's share of the machine, until it has measured."""
+
+    def __init__(self, lock: Path = LOCK) -> None:
+        """Wait until nobody measures."""
+        self._file = lock.open("w")
+        fcntl.flock(self._file, fcntl.LOCK_SH)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until nobody else starts engines or measures, and keep everybody waiting.
+
+        A shared lock that becomes an exclusive one is given up for a moment: two that wait for each other's end would
+        wait for ever.
+        """
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
+def of_size(flags: dict[str, Any], gib: int | None) -> dict[str, Any]:
+    """Return an engine's options with a KV cache of that size, if one is named, whatever memory others take."""
+    if gib is None:
+        return flags
+    share = ("--gpu-memory-utilization", "0.05")  # vLLM asks for that much to be free at its start
+    return {**flags, "kv_cache_memory": gib << 30, "vllm_args": (*flags.get("vllm_args", ()), *share)}
