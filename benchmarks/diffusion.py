@@ -51,6 +51,8 @@ MINI: dict[str, Any] = {
 ALONE = tuple({"threshold": 1.0, "edit_threshold": 1.0, "max_denoise_steps": steps} for steps in (32, 8, 2))
 MODES: tuple[dict[str, Any], ...] = ({"mode": "quality"}, {"mode": "speed"}, {"mode": "2.0"})
 SWEEP = tuple({"threshold": t, "edit_threshold": e} for t in (0.3, 0.5, 0.7, 0.9, 0.95) for e in (0.0, 0.5, 1.0))
+# Triton multiplies float32 as TF32 unless told otherwise, and torch does not: answers could differ by that alone.
+FULL_PRECISION = {"TRITON_F32_DEFAULT": "ieee"}
 CHECKED = 64  # tokens of answers that are compared with the plain model's
 EXPERT_TOKENS = (1, 8, 16, 32, 64, 128, 256)
 GPU = cuda.probe() is not None
@@ -97,7 +99,13 @@ def measured(asked: argparse.Namespace, temporary: Path) -> dict[str, Any]:
     with ExitStack() as stack:
         children = {
             name: stack.enter_context(
-                Engine("--child", json.dumps({**job, "kind": name}), what=name, log=temporary / f"{name}.log")
+                Engine(
+                    "--child",
+                    json.dumps({**job, "kind": name}),
+                    what=name,
+                    log=temporary / f"{name}.log",
+                    environment=FULL_PRECISION,
+                )
             )
             for name in names
         }
@@ -213,7 +221,7 @@ def engine(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
     llm = LLM(
         job["model"], dtype=job["dtype"], max_model_len=2048, max_num_seqs=job["most"],
         enforce_eager=job["kind"] == "eager", enable_prefix_caching=False, skip_tokenizer_init=True,
-        gpu_memory_utilization=0.3, kv_cache_memory_bytes=(1024 if GPU else 64) << 20, **options,
+        gpu_memory_utilization=0.05, kv_cache_memory_bytes=(1024 if GPU else 64) << 20, **options,
     )  # fmt: skip
     counted = runner_of(llm).sampler.count.counts
 

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from engine_process import Engine, serve, share_processors
-from quiet import Machine
+from quiet import Machine, of_size
 from record import paired_ratio, write
 
 from thor_spec import record as records
+from thor_spec.bench import dummy
 from thor_spec.bench.turns import turns
 from thor_spec.config import resolve
 from thor_spec.eval import niah, perplexity, plots, study
@@ -37,7 +38,7 @@ from thor_spec.vllm_plugin import compat, scoring
 TYPES = ("yarn", "longrope", "linear", "identity_beyond_native", "nope")
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 ROUNDS = 5
-SHARE = ("--gpu-memory-utilization", "0.1")  # so that engines fit beside each other
+CACHE_GIB = 2
 
 
 def main() -> None:
@@ -55,7 +56,8 @@ def main() -> None:
             "lengths": [length],
             "corpus": options.corpus,
             "seed": options.seed,
-            "options": {"vllm_args": (*SHARE, "--enforce-eager")},  # prompts are not captured anyway
+            # Prompts are not captured anyway.
+            "options": of_size({"vllm_args": ("--enforce-eager",)}, CACHE_GIB),
             "tell": lambda line: print(line, file=sys.stderr, flush=True),
         }
         where = options.out / f"{factor:g}x"
@@ -72,7 +74,8 @@ def main() -> None:
         found["speed"] = speed(options)
     found["verdicts"] = verdicts(found)
     print(json.dumps(found["verdicts"], indent=1))
-    facts = {"model": options.model, "native": options.native, "corpus": options.corpus, "samples": options.samples}
+    corpus = Path(options.corpus).name
+    facts = {"model": options.model, "native": options.native, "corpus": corpus, "samples": options.samples}
     print(
         write(
             "rope-study",
@@ -137,10 +140,11 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
     runs: dict[str, list[dict[str, float]]] = {"stock": [], "default": []}
     machine = Machine()
     share_processors()
+    model = of_real_dims(options.layers) if options.layers else {"model": options.model}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         engines = {}
         for arm in runs:
-            flags = {"model": options.model, "draft": "none", "max_seqs": 1, "vllm_args": SHARE}
+            flags = of_size({**model, "draft": "none", "max_seqs": 1}, CACHE_GIB)
             plan = make_plan(resolve(flags | ({"rope": "default"} if arm == "default" else {})))
             argv, variables = scoring.engine_flags(plan.argv), plan.child_environment()
             if arm == "stock":
@@ -165,6 +169,17 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
             for what in ("prefill_tok_s", "decode_tok_s")
         },
     }
+
+
+def of_real_dims(layers: int) -> dict[str, Any]:
+    """Return the options of a model with the first layers of Qwen3.5-35B-A3B's dimensions and random weights."""
+    target, _ = dummy.make("qwen3.5-35b-a3b", Path(tempfile.mkdtemp()))
+    path = target / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["num_hidden_layers"] = layers
+    config["layer_types"] = config["layer_types"][:layers]
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return {"model": str(target), "dummy_weights": True, "context": 8192}
 
 
 def speeds(argv: list[str]) -> Callable[[int], dict[str, float]]:
@@ -198,6 +213,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=8, help="texts of each length")
     parser.add_argument("--needles", type=int, default=16, help="needles at each depth")
     parser.add_argument("--choice", action="store_true", help="needles by likelihood: for models that cannot answer")
+    parser.add_argument(
+        "--layers", type=int, help="speed with so many of Qwen3.5-35B-A3B's: nano-hybrid's steps are the host's time"
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns in which the speeds are compared")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/rope"))

@@ -43,6 +43,17 @@ def test_known_causes(line: str) -> None:
     assert first_odd_line(["INFO 11-29 20:00:00 [a.py:1] fine", line, "RuntimeError: later"]) == line
 
 
+def test_what_torch_puts_before_a_line_is_no_part_of_it() -> None:
+    dead = [
+        "(MainProcess pid=969) INFO 11-30 18:32:16 [gpu_worker.py:772] Available KV cache memory: -66.5 GiB",
+        '[rank0]:   File "kv_cache_planning.py", line 57, in _check_enough_kv_cache_memory',
+        "[rank0]:     raise ValueError(",
+        "[rank0]: ValueError: No available memory for the cache blocks.",
+        "[rank0]:[W1130 18:32:11.643 ProcessGroupNCCL.cpp:1575] Warning: destroy_process_group() was not called",
+    ]
+    assert first_odd_line(dead) == "ValueError: No available memory for the cache blocks."
+
+
 def test_a_logged_error_serves_when_nothing_better_is_there() -> None:
     assert first_odd_line(["INFO 1", "ERROR 11-29 20:00:00 [a.py:1] no such layer"]) == "no such layer"
     assert first_odd_line(["INFO 1", "all fine"]) is None

@@ -1,9 +1,13 @@
 """The verdict of ``verify tree``: green only where everything was looked at, and every planted fault seen."""
 
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
 
 import pytest
 
+from thor_spec.errors import EngineStartError
+from thor_spec.gates import tree
 from thor_spec.gates.tree import FAULTS, INVARIANTS, verdict
 
 
@@ -50,3 +54,37 @@ def test_red_without_branches() -> None:
     found = clean()
     found["rows"] = {"chain": 9, "accepted": 3}
     assert not verdict({"": found}).passed
+
+
+class DeadEngine:
+    """A guarded job that has ended with status 1."""
+
+    job = SimpleNamespace(wait=lambda _: 1)
+    told: BaseException | None = None
+
+    @classmethod
+    def start(cls, *args: Any, **options: Any) -> Self:
+        return cls()
+
+    def check(self) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        DeadEngine.told = error
+
+
+def test_an_engine_that_dies_is_told_with_its_cause_before_the_guard_looks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tree, "GuardedJob", DeadEngine)
+    log = tmp_path / "log"
+    log.write_text("INFO fine\n[rank0]: ValueError: No available memory for the cache blocks.\n[rank0]: more\n")
+    plan: Any = SimpleNamespace(
+        environment={}, resolved=SimpleNamespace(config=SimpleNamespace(memory_floor=None))
+    )  # fmt: skip
+    with pytest.raises(EngineStartError, match=r"status 1: ValueError: No available memory.*\n.*See") as found:
+        tree.run(plan, {}, log=log, say=print)
+    assert DeadEngine.told is found.value  # else a guard that misses memory would tell of nothing else

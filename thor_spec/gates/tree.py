@@ -16,6 +16,7 @@ from thor_spec.gates import prompts
 from thor_spec.gates.gate import Paced
 from thor_spec.gates.verdict import Verdict
 from thor_spec.guard.guarded import GuardedJob, Settings
+from thor_spec.serve import failure
 from thor_spec.serve.plan import Plan
 from thor_spec.vllm_plugin.options import NAME
 
@@ -92,8 +93,10 @@ def run(plan: Plan, given: Mapping[str, Any], *, log: Path, say: Callable[[str],
                     told = known
             guarded.check()
             guarded.cause = f"the engine ended with status {code}"
-        if code != 0 or not answer.is_file():
-            raise EngineStartError(f"The engine of verify tree ended with status {code}. See {log}.")
+            if code != 0 or not answer.is_file():  # within, so that what the guard may find later tells it, too
+                with log.open(errors="replace") as lines:
+                    why = failure.cause(lines, log)
+                raise EngineStartError(f"The engine of verify tree ended with status {code}: {why}\nSee {log}.")
         found: dict[str, Any] = json.loads(answer.read_text())
         return found
 

@@ -7,8 +7,11 @@ from pathlib import Path
 from thor_spec.known import log_lines
 from thor_spec.serve import log
 
-# What vLLM puts before a line: "(EngineCore pid=7) ERROR 11-29 20:00:39 [core.py:133] ".
-_PREFIX = re.compile(r"^(\([\w ]+pid=\d+\)\s*)?((DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^\]]+\]\s?)?")
+# What is before a line: vLLM's "(EngineCore pid=7) ERROR 11-29 20:00:39 [core.py:133] ", and torch's "[rank0]: ", if an
+# engine dies in the process that started it.
+_PREFIX = re.compile(
+    r"^(\([\w ]+pid=\d+\)\s*)?((DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^\]]+\]\s?)?(\[rank\d+\]: ?)?"
+)
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Killed)\b(: .*)?$")
 _NATIVE = re.compile(
     r"NV_ERR_NO_MEMORY|CUDA error|no kernel image|ptxas fatal|Segmentation fault|Fatal Python error|"

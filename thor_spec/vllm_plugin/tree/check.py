@@ -18,6 +18,8 @@ from thor_spec.vllm_plugin.tree import faults
 from thor_spec.vllm_plugin.tree.watch import Watch
 
 LONGEST_ANSWER = 48
+SHARE = 0.05
+"""Of the device's memory, which vLLM wants free at its start: the cache has a size of its own."""
 
 
 def main() -> None:
@@ -52,6 +54,7 @@ def _engine(job: Mapping[str, Any]) -> Any:
         async_scheduling=False,  # nor what has been scheduled ahead
         enable_prefix_caching=False,
         kv_cache_memory_bytes=job["kv_cache_bytes"],
+        gpu_memory_utilization=SHARE,
         seed=0,
         speculative_config={
             "method": "dflash",
