@@ -23,7 +23,8 @@ from thor_spec.vllm_plugin.options import PluginOptions
 @pytest.fixture(params=[False, True], ids=["cpu", "gpu"])
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     monkeypatch.setattr(planning, "has_gpu_build", lambda: request.param)
-    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    for name in ("TRITON_CACHE_DIR", command.START_METHOD):
+        monkeypatch.delenv(name, raising=False)
     return bool(request.param)
 
 
@@ -70,6 +71,19 @@ def test_compiled_kernels_stay_where_the_caller_keeps_them(
     assert make().environment.get("TRITON_CACHE_DIR") == ("/kept/elsewhere" if gpu else None)
     profile = {"TRITON_CACHE_DIR": "/kept/by/the/profile"}
     assert make(environment=profile).environment["TRITON_CACHE_DIR"] == "/kept/by/the/profile"
+
+
+def test_the_engine_of_one_gpu_is_forked_unless_somebody_says_otherwise(
+    make: Callable[..., Plan], gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert make().environment.get(command.START_METHOD) == ("fork" if gpu else None)
+    profile = {command.START_METHOD: "spawn"}
+    assert make(environment=profile).environment[command.START_METHOD] == "spawn"
+    monkeypatch.setenv(command.START_METHOD, "spawn")
+    assert make().environment.get(command.START_METHOD) == ("spawn" if gpu else None)
+    monkeypatch.delenv(command.START_METHOD)
+    if gpu:
+        assert command.START_METHOD not in make(tensor_parallel=2).environment  # not tried with workers
 
 
 def test_the_shell_line_is_the_argv(make: Callable[..., Plan]) -> None:

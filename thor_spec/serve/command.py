@@ -90,6 +90,9 @@ def argv(
     return (sys.executable, "-m", *program, *flags, *overrides, *defaults, *passed)
 
 
+START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+
+
 def environment(config: ServeConfig, *, gpu: bool, stock: bool) -> dict[str, str]:
     """Return what is added to the caller's environment. Raises: ConfigError, where a profile sets it too."""
     variables = {
@@ -103,6 +106,10 @@ def environment(config: ServeConfig, *, gpu: bool, stock: bool) -> dict[str, str
     if gpu:
         # By itself vLLM keeps tuned kernels per configuration: another context or batch would tune the same ones anew.
         defaults["TRITON_CACHE_DIR"] = str(env.triton_cache_dir())
+        # By itself its server spawns the engine, which imports everything once more: 20 s. It has not touched the GPU
+        # by then; where something has, or processes are bound to memory, vLLM spawns whatever is said here.
+        if {config.tensor_parallel, config.pipeline_parallel, config.data_parallel} <= {None, 1}:
+            defaults[START_METHOD] = env.engine_variable(START_METHOD) or "fork"
     else:
         variables |= interpreter.environment(env.python_path())
     if clash := sorted(set(config.environment) & set(variables)):
