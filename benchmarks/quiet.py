@@ -5,6 +5,8 @@ machine shared while its engines start and while it compares answers, and alone 
 """
 
 import fcntl
+import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,3 +44,16 @@ def of_size(flags: dict[str, Any], gib: int | None) -> dict[str, Any]:
         return flags
     share = ("--gpu-memory-utilization", "0.05")  # vLLM asks for that much to be free at its start
     return {**flags, "kv_cache_memory": gib << 30, "vllm_args": (*flags.get("vllm_args", ()), *share)}
+
+
+def main() -> None:
+    """Take the lock, and become the script: it is given back when that ends."""
+    how, *script = sys.argv[1:]
+    file = os.open(LOCK, os.O_CREAT | os.O_RDWR)
+    os.set_inheritable(file, True)
+    fcntl.flock(file, fcntl.LOCK_EX if how == "alone" else fcntl.LOCK_SH)
+    os.execv(sys.executable, [sys.executable, *script])
+
+
+if __name__ == "__main__":
+    main()

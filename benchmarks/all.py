@@ -1,0 +1,165 @@
+"""All that wants a GPU: what is not timed runs beside each other, engines start beside each other, and timing is alone.
+
+    python benchmarks/all.py --out out/all                   # in the order of the list, as engines fit into the device
+    python benchmarks/all.py --out out/all --only tree 'rope-*'
+    python benchmarks/all.py --list
+
+Each job leaves OUT/NAME with its records and OUT/NAME.log; OUT/state.json says how far all are. Fails when any failed.
+``quiet.py`` sees to the order of measurements; another run of this script may be started beside one that goes on.
+"""
+
+import argparse
+import fnmatch
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from thor_spec.device import cuda
+
+ROOT = Path(__file__).parent.parent
+GUARDED = ("benchmarks/beside.py",)
+CACHE = ("--kv-cache-memory", "1GiB")
+SHARE = ("--", "--gpu-memory-utilization", "0.05")
+FACTORS = (1, 2, 4, 8)
+POLL_S = 0.5
+WHOLE_STEPS = '{"mode":0,"cudagraph_mode":"FULL_DECODE_ONLY"}'
+
+
+@dataclass(frozen=True)
+class Job:
+    """One command. ``{out}`` stands for its folder, ``{corpus}`` for what texts are taken from."""
+
+    name: str
+    gib: int
+    """What its engines take of the device, all together."""
+    argv: tuple[str, ...]
+    timed: Literal["no", "itself", "alone"] = "itself"
+    """``itself``: it takes the lock of ``quiet.py`` when it measures. ``alone``: from its start to its end."""
+
+
+JOBS = (
+    Job(
+        "verify-tree",
+        4,
+        (
+            *GUARDED, "verify", "tree", "nano-hybrid", "--tree", "8", "--rows", "1800", "--plant", *CACHE,
+            "--out", "{out}",
+        ),
+        "no",
+    ),
+    Job(
+        "verify-prefix-cache",
+        4,
+        (
+            *GUARDED, "verify", "prefix-cache", "nano-hybrid", "--conversations", "90", *CACHE, "--out", "{out}",
+            *SHARE,
+        ),
+        "no",
+    ),
+    *(
+        Job(
+            f"rope-study-{factor}x",
+            4,
+            (
+                *GUARDED, "benchmarks/rope_study.py", "--corpus", "{corpus}", "--parts", "ppl", "niah",
+                "--factors", str(factor), "--samples", "4", "--needles", "6", "--choice", "--out", "{out}/study",
+            ),
+            "no",
+        )
+        for factor in FACTORS
+    ),
+    Job("acceptance", 4, (*GUARDED, "benchmarks/acceptance.py", "--kv-cache-gib", "1", "--out", "{out}/cells")),
+    Job("tree", 20, ("benchmarks/tree.py", "--prompts", "8", "--answer", "192")),
+    Job("diffusion", 12, ("benchmarks/diffusion.py", "--prompts", "50")),
+    Job("diffusion-mini", 72, ("benchmarks/diffusion.py", "--model", "mini")),
+    Job("sampler", 85, (*GUARDED, "benchmarks/sampler.py", "--kv-cache-gib", "8")),
+    Job("rope-speed", 95, ("benchmarks/rope_study.py", "--parts", "speed", "--layers", "24", "--rounds", "9")),
+    Job(
+        "agent",
+        95,
+        (
+            *GUARDED, "bench", "agent", "--dummy", "qwen3.5-35b-a3b", "--synthetic-acceptance", "5.84",
+            "--context", "16384", "--sessions", "1", "--turns", "5", "--repetitions", "5",
+            "--kv-cache-memory", "16GiB", "--out", "{out}",
+            "--", "--gpu-memory-utilization", "0.3", "--compilation-config", WHOLE_STEPS,
+        ),
+        "alone",
+    ),
+    Job(
+        "tree-costs",
+        85,
+        ("benchmarks/tree.py", "--dummy", "--arms", "chain:15", "tree:15", "tree:auto", "--prompts", "4"),
+    ),
+)  # fmt: skip
+
+
+def main() -> None:
+    options = parse()
+    jobs = [job for job in JOBS if any(fnmatch.fnmatch(job.name, only) for only in options.only)]
+    if options.list or not jobs:
+        print("\n".join(f"{job.name:20} {job.gib:3} GiB  {' '.join(job.argv)}" for job in jobs or JOBS))
+        return
+    gpu = cuda.probe()
+    room = options.gib or (gpu.total_bytes >> 30 if gpu else 0)
+    sys.exit(1 if run(jobs, options.out.resolve(), room, options.corpus) else 0)
+
+
+def run(jobs: list[Job], out: Path, room: int, corpus: str) -> list[str]:
+    """Run all; return the names of those that failed."""
+    out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    waiting, running = list(jobs), dict[Job, subprocess.Popen[bytes]]()
+    state: dict[str, dict[str, float | str]] = {job.name: {"is": "waiting"} for job in jobs}
+    while waiting or running:
+        for job in list(waiting):
+            # What is larger than the device is not what was thought, and had better say so itself.
+            if not running or sum(other.gib for other in running) + job.gib <= room:
+                waiting.remove(job)
+                running[job] = start(job, out, corpus)
+                state[job.name] = {"is": "running", "since_s": round(time.monotonic() - began)}
+        for job, process in list(running.items()):
+            if (code := process.poll()) is not None:
+                del running[job]
+                took = round(time.monotonic() - began - float(state[job.name]["since_s"]))
+                state[job.name] |= {"is": "failed" if code else "done", "took_s": took}
+                print(f"{job.name}: {state[job.name]['is']} after {took} s", flush=True)
+        (out / "state.json").write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+        time.sleep(POLL_S)
+    return [name for name, of in state.items() if of["is"] == "failed"]
+
+
+def start(job: Job, out: Path, corpus: str) -> "subprocess.Popen[bytes]":
+    folder = out / job.name
+    folder.mkdir(exist_ok=True)
+    argv = [part.replace("{out}", str(folder)).replace("{corpus}", corpus) for part in job.argv]
+
+    prefix = () if job.timed == "itself" else ("benchmarks/quiet.py", "alone" if job.timed == "alone" else "beside")
+    with (out / f"{job.name}.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, *prefix, *argv],
+            cwd=ROOT,
+            env={**os.environ, "OUT": str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("out/all"))
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN")
+    parser.add_argument("--gib", type=int, help="memory to fill; default: the device's")
+    parser.add_argument("--corpus", default="synthetic", help="of the study of rope types")
+    parser.add_argument("--list", action="store_true", help="say what there is")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""A guarded command, or a benchmark that starts servers, beside other engines, which the guard refuses for good reason.
+
+    python benchmarks/beside.py verify lossless nano-hybrid --kv-cache-memory 1GiB -- --gpu-memory-utilization 0.05
+    python benchmarks/beside.py benchmarks/acceptance.py --kv-cache-gib 1
+
+Its locks lie in a folder of its own, others' engines are nobody's orphans, and memory that others took meanwhile is not
+waited for. It is for machines that do nothing but measure: ``all.py`` sees to it that the engines fit.
+"""
+
+import os
+import runpy
+import sys
+import tempfile
+from pathlib import Path
+
+from thor_spec.guard import memory_return, orphans
+
+
+def main() -> None:
+    for name in ("THOR_SPEC_RUNTIME_DIR", "THOR_SPEC_STATE_DIR"):
+        os.environ[name] = tempfile.mkdtemp(prefix="beside-")
+    orphans.find = lambda *_, **__: ()  # type: ignore[assignment]
+    memory_return.await_return = lambda *_, **__: None  # type: ignore[assignment]
+    sys.argv = sys.argv[1:]
+    if sys.argv and sys.argv[0].endswith(".py"):
+        sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        return
+    from thor_spec.cli.entry import main as command
+
+    sys.argv.insert(0, "thor-spec")
+    command()
+
+
+if __name__ == "__main__":
+    main()
