@@ -10,6 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from engine_process import share_processors
 from quiet import Machine, of_size
 
 from thor_spec import record
@@ -48,6 +49,7 @@ def main() -> None:
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
 
+    share_processors()
     machine = Machine()
 
     def work(server: Server) -> None:

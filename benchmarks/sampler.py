@@ -11,6 +11,7 @@ import itertools
 import json
 import sys
 
+from engine_process import share_processors
 from quiet import Machine, of_size
 from record import paired_ratio, summary, write
 
@@ -52,6 +53,7 @@ def main() -> None:
         flags |= {"model": target, "draft": drafter, "dummy_weights": True}
     source = planned(of_size(flags, options.kv_cache_gib))
 
+    share_processors()
     machine = Machine()
 
     def work(server: Server) -> list[dict[str, object]]:

@@ -81,7 +81,7 @@ class Model:
         reused = self._reuse(prompt, cache_salt)
         self.left.setdefault(cache_salt, []).append(prompt)
         self.hits += reused
-        warm = reused > 0
+        warm, padded = reused > 0, len(prompt) - reused == 1
         kind = (thor_spec or {}).get("control", "")
         rng = random.Random(repr(prompt))
         tokens = [rng.randrange(256) for _ in range(max_tokens)]
@@ -91,10 +91,12 @@ class Model:
         ]
         if warm and (self.fault in ("token", "tie") or kind in ("cached-state", "cached-keys")):
             tokens[1:] = [999] * (max_tokens - 1)
-        if warm and (self.fault == "bits" or kind == "cached-window"):
+        if padded and self.fault == "padded token":
+            tokens[1:] = [999] * (max_tokens - 1)
+        if (warm and (self.fault == "bits" or kind == "cached-window")) or (padded and self.fault == "padded bits"):
             logprobs[0] -= 1e-6
         self._draft(rng, warm, kind)
-        self.drafts += len(prompt) - reused == 1 and warm  # drafts that are none, so that all rows are as wide
+        self.drafts += padded and warm  # drafts that are none, so that all rows are as wide
         self.generated += max_tokens * (self.fault != "uncounted")
         self.behind = max_tokens  # until somebody has looked once
         self.preemptions += self.fault != "roomy"
@@ -148,7 +150,8 @@ def test_green_and_every_control_is_seen() -> None:
     ("fault", "says"),
     [
         ("token", "differs between cold and warm"),
-        ("bits", "a log-probability differs between cold and warm"),
+        ("padded token", "is no tie"),
+        ("bits", "the log-probability of token 0 differs between cold and warm"),
         ("lost", "tokens were reused, "),
         ("leak", "cold requests reused"),
         ("nothing", "did not move, so nothing was tested"),
@@ -161,6 +164,12 @@ def test_red(fault: str, says: str) -> None:
     found = verdict(Model(fault))
     assert not found.passed
     assert any(says in finding for finding in found.findings), found.findings
+
+
+def test_a_prompt_of_which_one_token_is_left_may_round_otherwise() -> None:
+    found = verdict(Model("padded bits"))
+    assert found.passed, found.as_text()
+    assert found.figures["alone"]["same_bits"] < found.figures["alone"]["requests"]
 
 
 def test_a_tie_passes_only_where_prompts_were_cut_differently() -> None:

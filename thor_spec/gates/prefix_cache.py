@@ -292,7 +292,7 @@ class Player:
         if same and cold.logprobs == warm.logprobs:
             section.same_bits += 1
         elif bits:
-            what = "a log-probability" if same else f"token {at}"
+            what = f"the log-probability of token {_first_other(cold, warm)}" if same else f"token {at}"
             section.wrong.append(f"wrong: {label}: {what} differs between cold and warm")
         elif not same:
             bound = gap_of_a_tie(self._server, (*cold.prompt, *cold.tokens[:at]), self._options.tie_gap)
@@ -302,6 +302,11 @@ class Player:
             else:
                 section.wrong.append(f"wrong: {label}: token {at} differs between cold and warm, and is no tie")
         return same
+
+
+def _first_other(cold: Answer, warm: Answer) -> int:
+    pairs = zip(cold.logprobs, warm.logprobs, strict=True)
+    return next(place for place, (before, after) in enumerate(pairs) if before != after)
 
 
 def _is_padded(warm: Counted, prompt: Prompt) -> bool:
