@@ -30,8 +30,8 @@ CLOSE = 1e-4
 """Of what is kept in float32."""
 TURNED = 2**-8
 """Of states kept in bfloat16, and of what follows from such a convolution, to the definition's, rounded likewise: on a
-GPU some elements round the other way, and a state of few tokens is made of few. All of them would make this much; a
-token changes far more."""
+GPU some elements round the other way, and a state of few tokens is made of few. All of them would make this much; what
+is planted is off by 0.1 and more."""
 JOINED = 1e-3
 """Of outputs where another branch's input was changed, if ``wy`` computes them: it multiplies all nodes of a row at
 once in halves of float16, which share a power of two, so that the size of one moves last digits of the others."""
