@@ -12,6 +12,7 @@ import argparse
 import fnmatch
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -22,87 +23,62 @@ from typing import Literal
 from thor_spec.device import cuda
 
 ROOT = Path(__file__).parent.parent
-GUARDED = ("benchmarks/beside.py",)
-CACHE = ("--kv-cache-memory", "1GiB")
-SHARE = ("--", "--gpu-memory-utilization", "0.05")
 FACTORS = (1, 2, 4, 8)
 POLL_S = 0.5
-WHOLE_STEPS = '{"mode":0,"cudagraph_mode":"FULL_DECODE_ONLY"}'
 
 
 @dataclass(frozen=True)
 class Job:
-    """One command. ``{out}`` stands for its folder, ``{corpus}`` for what texts are taken from."""
+    """One script with its arguments. ``{out}`` stands for its folder, ``{corpus}`` for what texts are taken from."""
 
     name: str
     gib: int
     """What its engines take of the device, all together."""
-    argv: tuple[str, ...]
+    line: str
     timed: Literal["no", "itself", "alone"] = "itself"
     """``itself``: it takes the lock of ``quiet.py`` when it measures. ``alone``: from its start to its end."""
 
 
+BESIDE = "benchmarks/beside.py"
+NANO = "nano-hybrid --kv-cache-memory 1GiB --out {out}"
+STUDY = "benchmarks/rope_study.py --corpus {corpus} --parts ppl niah --samples 4 --needles 6 --choice --out {out}/study"
+LARGE = "--dummy qwen3.5-35b-a3b --synthetic-acceptance 5.84 --context 16384 --kv-cache-memory 16GiB --out {out}"
+DECODING_IN_GRAPHS = """--compilation-config '{"mode":0,"cudagraph_mode":"FULL_DECODE_ONLY"}'"""
 JOBS = (
-    Job(
-        "verify-tree",
-        4,
-        (
-            *GUARDED, "verify", "tree", "nano-hybrid", "--tree", "8", "--rows", "1800", "--plant", *CACHE,
-            "--out", "{out}",
-        ),
-        "no",
-    ),
+    Job("verify-tree", 4, f"{BESIDE} verify tree {NANO} --tree 8 --rows 1800 --plant", "no"),
     Job(
         "verify-prefix-cache",
         4,
-        (
-            *GUARDED, "verify", "prefix-cache", "nano-hybrid", "--conversations", "90", *CACHE, "--out", "{out}",
-            *SHARE,
-        ),
+        f"{BESIDE} verify prefix-cache {NANO} --conversations 90 -- --gpu-memory-utilization 0.05",
         "no",
     ),
-    *(
-        Job(
-            f"rope-study-{factor}x",
-            4,
-            (
-                *GUARDED, "benchmarks/rope_study.py", "--corpus", "{corpus}", "--parts", "ppl", "niah",
-                "--factors", str(factor), "--samples", "4", "--needles", "6", "--choice", "--out", "{out}/study",
-            ),
-            "no",
-        )
-        for factor in FACTORS
+    *(Job(f"rope-study-{factor}x", 4, f"{BESIDE} {STUDY} --factors {factor}", "no") for factor in FACTORS),
+    Job(
+        "acceptance",
+        4,
+        f"{BESIDE} benchmarks/acceptance.py --kv-cache-gib 1 --tokens 96 --quality-seeds 3 --out {{out}}/cells",
     ),
-    Job("acceptance", 4, (*GUARDED, "benchmarks/acceptance.py", "--kv-cache-gib", "1", "--out", "{out}/cells")),
-    Job("tree", 20, ("benchmarks/tree.py", "--prompts", "8", "--answer", "192")),
-    Job("diffusion", 12, ("benchmarks/diffusion.py", "--prompts", "50")),
-    Job("diffusion-mini", 72, ("benchmarks/diffusion.py", "--model", "mini")),
-    Job("sampler", 85, (*GUARDED, "benchmarks/sampler.py", "--kv-cache-gib", "8")),
-    Job("rope-speed", 95, ("benchmarks/rope_study.py", "--parts", "speed", "--layers", "24", "--rounds", "9")),
+    Job("tree", 20, "benchmarks/tree.py --prompts 8 --answer 192"),
+    Job("diffusion", 12, "benchmarks/diffusion.py --prompts 50"),
+    Job("diffusion-mini", 72, "benchmarks/diffusion.py --model mini"),
+    Job("sampler", 85, f"{BESIDE} benchmarks/sampler.py --kv-cache-gib 8"),
+    Job("rope-speed", 95, "benchmarks/rope_study.py --parts speed --layers 24 --rounds 9"),
     Job(
         "agent",
         95,
-        (
-            *GUARDED, "bench", "agent", "--dummy", "qwen3.5-35b-a3b", "--synthetic-acceptance", "5.84",
-            "--context", "16384", "--sessions", "1", "--turns", "5", "--repetitions", "5",
-            "--kv-cache-memory", "16GiB", "--out", "{out}",
-            "--", "--gpu-memory-utilization", "0.3", "--compilation-config", WHOLE_STEPS,
-        ),
+        f"{BESIDE} bench agent {LARGE} --sessions 1 --turns 5 --repetitions 5 -- --gpu-memory-utilization 0.3 "
+        + DECODING_IN_GRAPHS,
         "alone",
     ),
-    Job(
-        "tree-costs",
-        85,
-        ("benchmarks/tree.py", "--dummy", "--arms", "chain:15", "tree:15", "tree:auto", "--prompts", "4"),
-    ),
-)  # fmt: skip
+    Job("tree-costs", 85, "benchmarks/tree.py --dummy --arms chain:15 tree:15 tree:auto --prompts 3 --answer 64"),
+)
 
 
 def main() -> None:
     options = parse()
     jobs = [job for job in JOBS if any(fnmatch.fnmatch(job.name, only) for only in options.only)]
     if options.list or not jobs:
-        print("\n".join(f"{job.name:20} {job.gib:3} GiB  {' '.join(job.argv)}" for job in jobs or JOBS))
+        print("\n".join(f"{job.name:20} {job.gib:3} GiB  {job.line}" for job in jobs or JOBS))
         return
     gpu = cuda.probe()
     room = options.gib or (gpu.total_bytes >> 30 if gpu else 0)
@@ -136,8 +112,7 @@ def run(jobs: list[Job], out: Path, room: int, corpus: str) -> list[str]:
 def start(job: Job, out: Path, corpus: str) -> "subprocess.Popen[bytes]":
     folder = out / job.name
     folder.mkdir(exist_ok=True)
-    argv = [part.replace("{out}", str(folder)).replace("{corpus}", corpus) for part in job.argv]
-
+    argv = [part.replace("{out}", str(folder)).replace("{corpus}", corpus) for part in shlex.split(job.line)]
     prefix = () if job.timed == "itself" else ("benchmarks/quiet.py", "alone" if job.timed == "alone" else "beside")
     with (out / f"{job.name}.log").open("ab") as log:
         return subprocess.Popen(
