@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -26,6 +27,16 @@ def test_another_archive_than_the_pinned_one_is_refused(tmp_path: Path) -> None:
     source = write_archive(tmp_path)
     (tmp_path / "mini-1.0.tar.gz").write_bytes(b"other")
     with pytest.raises(SystemExit, match="not the pinned"):
+        sources.fetch([source], tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "says"), [("debian", "Run `apt-get update`"), ("pypi", "package index")])
+def test_a_source_that_cannot_be_had_says_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Literal["debian", "pypi"], says: str
+) -> None:
+    monkeypatch.setattr(sources, "_download", lambda *_: None)
+    source = sources.Source(kind=kind, name="gone", version="1", licence="MIT", sha256="0" * 64)
+    with pytest.raises(SystemExit, match=rf"gone 1 could not be fetched into .*{says}"):
         sources.fetch([source], tmp_path)
 
 

@@ -12,6 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+_REMEDIES = {
+    "debian": "Run `apt-get update` and try again. What Debian has replaced since is kept by snapshot.debian.org: put "
+    "that archive into the folder.",
+    "pypi": "Is the package index within reach? `pip download` said above what it met.",
+}
 PINS = Path(__file__).with_name("sources.json")
 
 
@@ -51,7 +56,7 @@ def fetch(sources: list[Source], folder: Path) -> dict[str, Path]:
             _download(source, folder)
             found = sorted(folder.glob(source.pattern))
         if not found:
-            sys.exit(f"{source.name} {source.version} could not be fetched into {folder}.")
+            sys.exit(f"{source.name} {source.version} could not be fetched into {folder}. {_REMEDIES[source.kind]}")
         digest = hashlib.sha256(found[0].read_bytes()).hexdigest()
         if digest != source.sha256:
             sys.exit(f"{found[0].name} has sha256 {digest}, not the pinned {source.sha256}.")
