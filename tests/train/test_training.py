@@ -157,8 +157,9 @@ def test_what_a_command_left_is_a_checkpoint_for_serving(trained: Path) -> None:
 def test_nano_dflash_learns_from_what_its_target_writes(trained: Path, mini: Path) -> None:
     hybrid_folder = str(trained / "nano-hybrid")
     arguments = ["--data", str(mini), "--out", str(trained), *SMOKE, "--steps", "30", "--state", str(trained / "state")]
-    command.main(["dflash", *arguments, "--target", hybrid_folder])
+    command.main(["dflash", *arguments, "--target", hybrid_folder, "--sequences", "6"])
     metrics = json.loads((trained / "nano-dflash" / "metrics.json").read_text())
+    assert metrics["sequences"] == 6
     assert metrics["history"][-1]["loss"] < metrics["history"][0]["loss"]
     assert set(metrics["acceptance"]["code"]) == {f"K={k}, T={t}" for k in (7, 15) for t in ("0", "0.7")}
     assert "Tokens per step" in (trained / "nano-dflash" / "README.md").read_text()

@@ -70,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
         if name == "dflash":
             train.add_argument("--target", type=Path, required=True, help="folder of the trained nano-hybrid")
             train.add_argument("--layers", type=int, help="of the drafter")
+            train.add_argument(
+                "--sequences", type=int, help="that the target writes; with --minutes, as far as they go"
+            )
     return parser
 
 

@@ -71,8 +71,9 @@ class Job:
             changes["tokens"] = self.options.tokens
         if self.options.adamw and hasattr(recipe, "muon"):
             changes["muon"] = False
-        if getattr(self.options, "layers", None):
-            changes["layers"] = self.options.layers
+        for name in ("layers", "sequences"):
+            if value := getattr(self.options, name, None):
+                changes[name] = value
         return dataclasses.replace(recipe, **changes)
 
     def finish(
