@@ -1,0 +1,81 @@
+"""What benchmarks rely on: who measures is alone, and engines start only where they fit."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+quiet, everything = load("quiet"), load("all")
+
+
+def is_free(lock: Path, how: str) -> bool:
+    """Whether another process would get the lock at once."""
+    code = f"import fcntl; fcntl.flock(open({str(lock)!r}), fcntl.LOCK_{how} | fcntl.LOCK_NB)"
+    return subprocess.run((sys.executable, "-c", code), stderr=subprocess.DEVNULL).returncode == 0
+
+
+def test_who_starts_engines_lets_others_start_theirs_and_nobody_measure(tmp_path: Path) -> None:
+    machine = quiet.Machine(lock := tmp_path / "lock")
+    assert is_free(lock, "SH")
+    assert not is_free(lock, "EX")
+    with machine.alone():
+        assert not is_free(lock, "SH")
+    assert is_free(lock, "EX")
+
+
+@pytest.mark.parametrize(("how", "shared"), [("beside", True), ("alone", False)])
+def test_a_script_holds_the_lock_as_long_as_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, shared: bool
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    argv = (sys.executable, str(BENCHMARKS / "quiet.py"), how, "-c", "print(1, flush=True); input()")
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as script:
+        assert script.stdout is not None
+        assert script.stdout.readline() == "1\n"
+        assert is_free(tmp_path / quiet.LOCK.name, "SH") is shared
+        assert not is_free(tmp_path / quiet.LOCK.name, "EX")
+        script.communicate("\n")
+    assert is_free(tmp_path / quiet.LOCK.name, "EX")
+
+
+def test_jobs_run_side_by_side_where_they_fit_and_one_after_the_other_where_not(tmp_path: Path) -> None:
+    def job(name: str, gib: int, code: str) -> Any:
+        return everything.Job(name, gib, f"-c {code!r}")
+
+    beside = "import pathlib, time; pathlib.Path({0!r}).touch(); [time.sleep(0.05) for _ in range(400) if not pathlib.Path({1!r}).exists()]; assert pathlib.Path({1!r}).exists()"  # fmt: skip  # noqa: E501
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    jobs = [
+        job("one", 4, beside.format(one, other).replace("'", '"')),
+        job("large", 9, f'import pathlib; assert pathlib.Path("{one}").exists()'),
+        job("other", 4, beside.format(other, one).replace("'", '"')),
+        job("red", 1, "raise SystemExit(3)"),
+    ]
+    assert everything.run(jobs, tmp_path / "out", 9, "") == ["red"]
+    state = json.loads((tmp_path / "out" / "state.json").read_text())
+    assert {name: of["is"] for name, of in state.items()} == {
+        "one": "done", "large": "done", "other": "done", "red": "failed",
+    }  # fmt: skip
+    assert state["large"]["since_s"] >= state["one"]["since_s"] + state["one"]["took_s"] - 1
+
+
+def test_every_job_names_a_script_that_is_there() -> None:
+    for job in everything.JOBS:
+        assert (BENCHMARKS.parent / job.line.split()[0]).is_file()
