@@ -23,9 +23,19 @@ class Metadata:
     num_accepted_tokens: torch.Tensor
 
 
+def windows(slots: int) -> torch.Tensor:
+    """Return convolution windows [slots, DIM, columns], channels side by side as operators for AMX want them."""
+    return torch.randn(slots, WIDTH - 1 + K, DIM).bfloat16().transpose(1, 2)
+
+
 def layer() -> Any:
     weight = torch.randn(DIM, 1, WIDTH).bfloat16() * 0.3
-    conv = SimpleNamespace(weight=weight, bias=None, _cpu_unpacked_conv_weight=weight.view(DIM, WIDTH))
+    plain = weight.view(DIM, WIDTH)
+    if torch.cpu._is_amx_tile_supported():  # as vLLM does when it has loaded a layer
+        from vllm import _custom_ops
+
+        weight = _custom_ops.causal_conv1d_weight_pack(plain)
+    conv = SimpleNamespace(weight=weight, bias=None, _cpu_unpacked_conv_weight=plain)
 
     def rearrange(mixed: torch.Tensor) -> tuple[torch.Tensor, ...]:
         q, k, v = mixed.split([H * D, H * D, HV * D], dim=-1)
@@ -55,7 +65,7 @@ def test_short_rows_equal_the_head_of_full_rows(seed: int) -> None:
     stock = getattr(compat.CPU_SPEC_FORWARD.resolve(), "stock", compat.CPU_SPEC_FORWARD.resolve())
     ours = cpu_verify.padded(stock, torch)
     net, rows = layer(), 3
-    conv = torch.randn(rows * (K + 1), DIM, WIDTH - 1 + K).bfloat16()
+    conv = windows(rows * (K + 1))
     ssm = torch.randn(rows * (K + 1), HV, D, D) * 0.1
 
     def inputs() -> tuple[torch.Tensor, ...]:
@@ -81,7 +91,7 @@ def test_vllm_still_needs_it() -> None:
     stock = getattr(compat.CPU_SPEC_FORWARD.resolve(), "stock", compat.CPU_SPEC_FORWARD.resolve())
     if torch.cpu._is_amx_tile_supported():
         pytest.skip("not run: CPUs with AMX take another path")
-    conv = torch.randn(K + 1, DIM, WIDTH - 1 + K).bfloat16()
+    conv = windows(K + 1)
     ssm = torch.randn(K + 1, HV, D, D)
     x = tuple(torch.randn(1, K + 1, n).bfloat16() for n in (DIM, HV, HV))
     with pytest.raises(RuntimeError, match="size of tensor"):

@@ -213,14 +213,8 @@ def advance(
     layer: Any, window: torch.Tensor, state: torch.Tensor, x: torch.Tensor, b: torch.Tensor, a: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return window [D, taps - 1] and state [HV, V, K] after one token with inputs ``x`` [D], gates [HV]."""
-    weight = getattr(layer.conv1d, "_cpu_unpacked_conv_weight", None)
-    weight = layer.conv1d.weight.flatten(1) if weight is None else weight
     taken = torch.cat([window, x[:, None]], dim=1)
-    if layer_keeps_key_first(layer):  # vLLM's CPU operators round before the activation
-        total = (taken.float() * weight.float()).sum(1).bfloat16()
-    else:  # and its kernels, like ours, the products
-        total = (taken * weight).float().sum(1)
-    mixed = F.silu(total).bfloat16().float()
+    mixed = convolved(layer, window, x, taken).float()
     keys, values = layer.key_dim, layer.value_dim
     _, k, v = mixed.split([keys, keys, values])
     group = layer.num_v_heads // layer.num_k_heads
@@ -231,6 +225,28 @@ def advance(
     state = state * decay[:, None, None]
     u = torch.sigmoid(b.float())[:, None] * (v - torch.einsum("hvk,hk->hv", state, k))
     return taken[:, 1:], state + u[:, :, None] * k[:, None, :]
+
+
+def convolved(layer: Any, window: torch.Tensor, x: torch.Tensor, taken: torch.Tensor) -> torch.Tensor:
+    """Return the activated convolution [D] of ``taken`` [D, taps], rounded as what is followed rounds it."""
+    weight = getattr(layer.conv1d, "_cpu_unpacked_conv_weight", None)
+    weight = layer.conv1d.weight.flatten(1) if weight is None else weight
+    if not layer_keeps_key_first(layer):  # vLLM's kernels, like ours, round the products
+        return F.silu((taken * weight).float().sum(1)).bfloat16()
+    if not torch.cpu._is_amx_tile_supported():  # and its CPU operators before the activation
+        return F.silu((taken.float() * weight.float()).sum(1).bfloat16()).bfloat16()
+    from vllm import _custom_ops  # that for AMX has an exponential of its own: one element in 400 rounds the other way
+
+    found: torch.Tensor = _custom_ops.causal_conv1d_update_cpu(
+        x=x[None],
+        conv_states=window.T.contiguous()[None].transpose(1, 2),
+        weight=layer.conv1d.weight,
+        bias=None,
+        silu_activation=True,
+        conv_state_indices=torch.zeros(1, dtype=torch.int32),
+        is_weight_packed=True,
+    )[0]
+    return found
 
 
 class Poison:
