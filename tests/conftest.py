@@ -1,6 +1,7 @@
 """Kernels are interpreted where there is no GPU; this must be settled before anything imports Triton."""
 
 import os
+import signal
 import sys
 
 import pytest
@@ -13,6 +14,10 @@ from thor_spec.vllm_plugin import interpreter
 # How fast an example is says something about the machine alone.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+# A shell starts what runs in its background with Ctrl-C ignored, and so would everything that tests start be.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HAS_GPU = cuda.probe() is not None
 

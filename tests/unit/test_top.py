@@ -1,5 +1,6 @@
 """``thor-spec top`` over a job and an engine that count up, through a pseudo-terminal and through a pipe."""
 
+import contextlib
 import os
 import pty
 import re
@@ -116,18 +117,19 @@ def test_ctrl_c_ends_it_quietly(runtime: None) -> None:
     argv = TOP[:-2]  # without a count
     with subprocess.Popen(argv, stdin=follower, stdout=follower, stderr=follower, start_new_session=True) as running:
         os.close(follower)
-        while b"job" not in os.read(leader, 65536):
-            pass
-        running.send_signal(2)
-        rest = b""
         try:
-            while piece := os.read(leader, 65536):
-                rest += piece
-        except OSError:
-            pass
-        assert running.wait(30) == 0
-        assert b"Traceback" not in rest
-    os.close(leader)
+            while b"job" not in os.read(leader, 65536):
+                pass
+            running.send_signal(2)
+            rest = b""
+            with contextlib.suppress(OSError):
+                while piece := os.read(leader, 65536):
+                    rest += piece
+            assert running.wait(30) == 0
+            assert b"Traceback" not in rest
+        finally:
+            running.kill()  # else a test that fails would wait for it
+            os.close(leader)
 
 
 def sample(at_s: float, **totals: float) -> Sample:
