@@ -10,8 +10,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from beside import of_size
 from engine_process import share_processors
-from quiet import Machine, of_size
+from quiet import Machine
 
 from thor_spec import record
 from thor_spec.bench import chat, report

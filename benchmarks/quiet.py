@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 LOCK = Path(tempfile.gettempdir()) / "thor-spec-benchmarks.lock"
 
@@ -36,14 +35,6 @@ class Machine:
             yield
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
-
-
-def of_size(flags: dict[str, Any], gib: int | None) -> dict[str, Any]:
-    """Return an engine's options with a KV cache of that size, if one is named, whatever memory others take."""
-    if gib is None:
-        return flags
-    share = ("--gpu-memory-utilization", "0.05")  # vLLM asks for that much to be free at its start
-    return {**flags, "kv_cache_memory": gib << 30, "vllm_args": (*flags.get("vllm_args", ()), *share)}
 
 
 def main() -> None:

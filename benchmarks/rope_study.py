@@ -21,8 +21,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from beside import of_size
 from engine_process import Engine, serve, share_processors
-from quiet import Machine, of_size
+from quiet import Machine
 from record import paired_ratio, write
 
 from thor_spec import record as records

@@ -11,8 +11,9 @@ import itertools
 import json
 import sys
 
+from beside import of_size
 from engine_process import share_processors
-from quiet import Machine, of_size
+from quiet import Machine
 from record import paired_ratio, summary, write
 
 from thor_spec.bench import dummy, facts, workload
