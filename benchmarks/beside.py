@@ -1,4 +1,4 @@
-"""Engines beside others, which the guard refuses for good reason: a guarded command, or a benchmark that starts servers.
+"""Engines beside others, which the guard refuses for good reason: a guarded command, or a benchmark with servers.
 
     python benchmarks/beside.py verify lossless nano-hybrid --kv-cache-memory 1GiB -- --gpu-memory-utilization 0.05
     python benchmarks/beside.py benchmarks/acceptance.py --kv-cache-gib 1
