@@ -214,7 +214,7 @@ def advance(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return window [D, taps - 1] and state [HV, V, K] after one token with inputs ``x`` [D], gates [HV]."""
     taken = torch.cat([window, x[:, None]], dim=1)
-    mixed = convolved(layer, window, x, taken).float()
+    mixed = convolved(layer, taken).float()
     keys, values = layer.key_dim, layer.value_dim
     _, k, v = mixed.split([keys, keys, values])
     group = layer.num_v_heads // layer.num_k_heads
@@ -227,10 +227,11 @@ def advance(
     return taken[:, 1:], state + u[:, :, None] * k[:, None, :]
 
 
-def convolved(layer: Any, window: torch.Tensor, x: torch.Tensor, taken: torch.Tensor) -> torch.Tensor:
+def convolved(layer: Any, taken: torch.Tensor) -> torch.Tensor:
     """Return the activated convolution [D] of ``taken`` [D, taps], rounded as what is followed rounds it."""
-    weight = getattr(layer.conv1d, "_cpu_unpacked_conv_weight", None)
-    weight = layer.conv1d.weight.flatten(1) if weight is None else weight
+    from thor_spec.vllm_plugin.one_state import cpu
+
+    weight = cpu.conv_weight(layer.conv1d)
     if not layer_keeps_key_first(layer):  # vLLM's kernels, like ours, round the products
         return F.silu((taken * weight).float().sum(1)).bfloat16()
     if not torch.cpu._is_amx_tile_supported():  # and its CPU operators before the activation
@@ -238,8 +239,8 @@ def convolved(layer: Any, window: torch.Tensor, x: torch.Tensor, taken: torch.Te
     from vllm import _custom_ops  # that for AMX has an exponential of its own: one element in 400 rounds the other way
 
     found: torch.Tensor = _custom_ops.causal_conv1d_update_cpu(
-        x=x[None],
-        conv_states=window.T.contiguous()[None].transpose(1, 2),
+        x=taken[None, :, -1].contiguous(),
+        conv_states=taken[:, :-1].T.contiguous()[None].transpose(1, 2),
         weight=layer.conv1d.weight,
         bias=None,
         silu_activation=True,

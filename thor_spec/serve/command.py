@@ -30,6 +30,7 @@ _CPU_KV_CACHE_BYTES = 1 << 30
 FRONT_DOOR = "thor_spec.vllm_plugin.front_door.FrontDoor"
 GATE = "thor_spec.vllm_plugin.gate.Gate"
 SERVER = "thor_spec.vllm_plugin.server"
+START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 
 def argv(
@@ -90,9 +91,6 @@ def argv(
     return (sys.executable, "-m", *program, *flags, *overrides, *defaults, *passed)
 
 
-START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
-
-
 def environment(config: ServeConfig, *, gpu: bool, stock: bool) -> dict[str, str]:
     """Return what is added to the caller's environment. Raises: ConfigError, where a profile sets it too."""
     variables = {
@@ -108,7 +106,7 @@ def environment(config: ServeConfig, *, gpu: bool, stock: bool) -> dict[str, str
         defaults["TRITON_CACHE_DIR"] = str(env.triton_cache_dir())
         # By itself its server spawns the engine, which imports everything once more: 20 s. It has not touched the GPU
         # by then; where something has, or processes are bound to memory, vLLM spawns whatever is said here.
-        if {config.tensor_parallel, config.pipeline_parallel, config.data_parallel} <= {None, 1}:
+        if parallel.workers(config) == 1:
             defaults[START_METHOD] = env.engine_variable(START_METHOD) or "fork"
     else:
         variables |= interpreter.environment(env.python_path())

@@ -26,12 +26,16 @@ def arguments(config: ServeConfig) -> dict[str, str]:
         raise ConfigError(f"--nnodes {nodes} needs --master-addr, the address of node 0 that the others can reach.")
     if (config.node_rank or 0) >= nodes:
         raise ConfigError(f"--node-rank {config.node_rank} must lie in 0..{nodes - 1}, below --nnodes.")
-    workers = (config.tensor_parallel or 1) * (config.pipeline_parallel or 1) * (config.data_parallel or 1)
-    if workers % nodes:
+    if (count := workers(config)) % nodes:
         raise ConfigError(
-            f"{workers} workers (tensor times pipeline times data parallel) cannot be shared out over {nodes} nodes."
+            f"{count} workers (tensor times pipeline times data parallel) cannot be shared out over {nodes} nodes."
         )
     return {flag: str(value) for name, flag in FLAGS.items() if (value := getattr(config, name)) is not None}
+
+
+def workers(config: ServeConfig) -> int:
+    """Return how many devices compute."""
+    return (config.tensor_parallel or 1) * (config.pipeline_parallel or 1) * (config.data_parallel or 1)
 
 
 def is_headless(config: ServeConfig) -> bool:

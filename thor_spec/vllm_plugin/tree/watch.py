@@ -14,7 +14,6 @@ The engine must run eagerly: what a graph replays cannot be looked at in between
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ import torch
 from thor_spec.kernels.gdn_verify.reference import advance
 from thor_spec.vllm_plugin.one_state.unrolled import unroll
 from thor_spec.vllm_plugin.tree import attention
+from thor_spec.vllm_plugin.tree.verified_row import VerifiedRow
 
 KEPT = 4  # violations of each invariant that are told in words
 ROUNDED = 1e-2
@@ -51,7 +51,7 @@ class Watch:
         self._generator = torch.Generator().manual_seed(seed)
         self._layers = [layer for layer in runner.model.modules() if getattr(layer, "scratch", None) is not None]
         self._given: dict[str, tuple[torch.Tensor, ...]] = {}
-        self._rows: list[_Row] = []
+        self._rows: list[VerifiedRow] = []
         self._linear: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._is_looking = False
         self._tap()
@@ -129,7 +129,7 @@ class Watch:
             slot = int(batch.idx_mapping[row])
             count = starts[row + 1] - starts[row]
             parents = topology.parents[slot, :count].tolist()
-            self._rows.append(_Row(row, slot, starts[row], count, lengths[row] - count, parents))
+            self._rows.append(VerifiedRow(row, slot, starts[row], count, lengths[row] - count, parents))
         self._mappings = slot_mappings
         self._canonical = {
             layer.prefix: metadata[layer.prefix].spec_state_indices_tensor[: on.num_spec_decodes, 0].long().clone()
@@ -193,7 +193,7 @@ class Watch:
         groups = self._runner.kv_cache_config.kv_cache_groups
         return [(i, [n for n in g.layer_names if n in self._trees.layers]) for i, g in enumerate(groups)]
 
-    def _place(self, group: int, own: "_Row", half: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _place(self, group: int, own: VerifiedRow, half: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         slots = self._mappings[group][own.start : own.start + own.count].long()
         return slots // half.shape[1], slots % half.shape[1]
 
@@ -254,7 +254,7 @@ class Watch:
         self._hold("I4", torch.equal(again, out), f"{layer.prefix}: verification is not repeatable")
 
     @property
-    def _chains(self) -> list[tuple[int, "_Row"]]:
+    def _chains(self) -> list[tuple[int, VerifiedRow]]:
         return [(i, own) for i, own in enumerate(self._rows) if own.is_chain and own.run > 1]
 
     def _width_1(self, layer: Any) -> None:
@@ -345,7 +345,7 @@ class Watch:
                 same = all(torch.equal(new[: len(path)], old[path]) for new, old in zip(after, before, strict=True))
                 self._hold("I5", same, "keys or values are not those of the path")
 
-    def _ended(self, own: "_Row") -> bool:
+    def _ended(self, own: VerifiedRow) -> bool:
         """Whether the step left the row short: the last token of a prompt with placeholder drafts."""
         return int(self._runner.req_states.num_computed_tokens.gpu[own.slot]) != own.context + len(own.accepted)
 
@@ -359,46 +359,6 @@ class Watch:
             got = speculator.hidden_states[own.start : own.start + len(own.accepted)]
             error = _distance(got.float(), want.float())
             self._hold("I5", error <= ROUNDED, f"drafter features of {own.accepted} are off by {error:.2e}")
-
-
-class _Row:
-    """A verified row of the batch: what was drafted, as plain lists."""
-
-    def __init__(self, row: int, slot: int, start: int, count: int, context: int, parents: list[int]) -> None:
-        self.row, self.slot, self.start, self.count, self.context = row, slot, start, count, context
-        self.parents = parents
-        self.states: dict[tuple[str, int], torch.Tensor] = {}
-        self.accepted = [0]
-
-    def path(self, node: int) -> list[int]:
-        found = [node]
-        while (parent := self.parents[found[0]]) >= 0:
-            found.insert(0, parent)
-        return found
-
-    @property
-    def depths(self) -> list[int]:
-        return [len(self.path(node)) - 1 for node in range(self.count)]
-
-    @property
-    def is_chain(self) -> bool:
-        return all(parent == node - 1 for node, parent in enumerate(self.parents) if parent >= 0)
-
-    @property
-    def run(self) -> int:
-        """Nodes of a chain; what follows is padding."""
-        return next((node for node in range(1, self.count) if self.parents[node] < 0), self.count)
-
-    def leaves(self) -> list[list[int]]:
-        inner = set(self.parents)
-        return [self.path(node) for node in range(self.count) if node not in inner]
-
-    def siblings(self) -> list[tuple[int, int]]:
-        by_parent: dict[int, list[int]] = {}
-        for node, parent in enumerate(self.parents):
-            if parent >= 0:
-                by_parent.setdefault(parent, []).append(node)
-        return [pair for nodes in by_parent.values() for pair in pairwise(nodes)]
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
