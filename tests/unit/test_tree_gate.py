@@ -85,6 +85,8 @@ def test_an_engine_that_dies_is_told_with_its_cause_before_the_guard_looks(
     plan: Any = SimpleNamespace(
         environment={}, resolved=SimpleNamespace(config=SimpleNamespace(memory_floor=None))
     )  # fmt: skip
-    with pytest.raises(EngineStartError, match=r"status 1: ValueError: No available memory.*\n.*See") as found:
+    with pytest.raises(
+        EngineStartError, match=r"status 1: ValueError: No available memory.*\nSee .* --kv-cache-memory"
+    ) as found:
         tree.run(plan, {}, log=log, say=print)
     assert DeadEngine.told is found.value  # else a guard that misses memory would tell of nothing else

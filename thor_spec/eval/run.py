@@ -165,7 +165,8 @@ def _fill(
                         raise ConfigError(found.error)
                 lines = [line for line in tail.all_lines() if line.strip()]
                 odd = failure.first_odd_line(lines) or (lines[-1] if lines else "it wrote nothing")
-                raise EngineStartError(f"The engine of {name} ended with {code}: {odd}\nSee {log_file}.")
+                advice = failure.remedy(odd)
+                raise EngineStartError(f"The engine of {name} ended with {code}: {odd}\nSee {log_file}.{advice}")
             guarded.cause = f"evaluated {name}"
 
 
