@@ -53,11 +53,8 @@ def main() -> None:
     share_processors()
     machine = Machine()
 
+    @machine.alone()
     def work(server: Server) -> None:
-        with machine.alone():
-            measure(server)
-
-    def measure(server: Server) -> None:
         for temperature, batch in cells:
             arms = parse(RULES, {"url": server.url, "temperature": temperature, "batch": batch})
             outcome = chat.run(arms, lambda arm: Running(str(arm.options["url"])), asked)

@@ -35,8 +35,8 @@ class Job:
     gib: int
     """What its engines take of the device, all together."""
     line: str
-    timed: Literal["no", "itself", "alone"] = "itself"
-    """``itself``: it takes the lock of ``quiet.py`` when it measures. ``alone``: from its start to its end."""
+    runs: Literal["by itself", "beside", "alone"] = "by itself"
+    """How ``quiet.py`` is to run it; ``by itself``: it takes that lock when it measures."""
 
 
 BESIDE = "benchmarks/beside.py"
@@ -45,14 +45,14 @@ STUDY = "benchmarks/rope_study.py --corpus {corpus} --parts ppl niah --samples 4
 LARGE = "--dummy qwen3.5-35b-a3b --synthetic-acceptance 5.84 --context 16384 --kv-cache-memory 16GiB --out {out}"
 DECODING_IN_GRAPHS = """--compilation-config '{"mode":0,"cudagraph_mode":"FULL_DECODE_ONLY"}'"""
 JOBS = (
-    Job("verify-tree", 4, f"{BESIDE} verify tree {NANO} --tree 8 --rows 1800 --plant", "no"),
+    Job("verify-tree", 4, f"{BESIDE} verify tree {NANO} --tree 8 --rows 1800 --plant", "beside"),
     Job(
         "verify-prefix-cache",
         4,
         f"{BESIDE} verify prefix-cache {NANO} --conversations 90 -- --gpu-memory-utilization 0.05",
-        "no",
+        "beside",
     ),
-    *(Job(f"rope-study-{factor}x", 4, f"{BESIDE} {STUDY} --factors {factor}", "no") for factor in FACTORS),
+    *(Job(f"rope-study-{factor}x", 4, f"{BESIDE} {STUDY} --factors {factor}", "beside") for factor in FACTORS),
     Job(
         "acceptance",
         4,
@@ -77,8 +77,10 @@ JOBS = (
 def main() -> None:
     options = parse()
     jobs = [job for job in JOBS if any(fnmatch.fnmatch(job.name, only) for only in options.only)]
-    if options.list or not jobs:
-        print("\n".join(f"{job.name:20} {job.gib:3} GiB  {job.line}" for job in jobs or JOBS))
+    if not jobs:
+        sys.exit(f"No job is called {' or '.join(options.only)}. --list says what there is.")
+    if options.list:
+        print("\n".join(f"{job.name:20} {job.gib:3} GiB  {job.line}" for job in jobs))
         return
     gpu = cuda.probe()
     room = options.gib or (gpu.total_bytes >> 30 if gpu else 0)
@@ -113,7 +115,7 @@ def start(job: Job, out: Path, corpus: str) -> "subprocess.Popen[bytes]":
     folder = out / job.name
     folder.mkdir(exist_ok=True)
     argv = [part.replace("{out}", str(folder)).replace("{corpus}", corpus) for part in shlex.split(job.line)]
-    prefix = () if job.timed == "itself" else ("benchmarks/quiet.py", "alone" if job.timed == "alone" else "beside")
+    prefix = () if job.runs == "by itself" else ("benchmarks/quiet.py", job.runs)
     with (out / f"{job.name}.log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, *prefix, *argv],

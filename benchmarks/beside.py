@@ -26,18 +26,23 @@ def of_size(flags: dict[str, Any], gib: int | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    for name in ("THOR_SPEC_RUNTIME_DIR", "THOR_SPEC_STATE_DIR"):
-        os.environ[name] = tempfile.mkdtemp(prefix="beside-")
     orphans.find = lambda *_, **__: ()  # type: ignore[assignment]
     memory_return.await_return = lambda *_, **__: None  # type: ignore[assignment]
-    sys.argv = sys.argv[1:]
-    if sys.argv and sys.argv[0].endswith(".py"):
-        sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.update(THOR_SPEC_RUNTIME_DIR=f"{folder}/run", THOR_SPEC_STATE_DIR=f"{folder}/state")
+        run(sys.argv[1:])
+
+
+def run(argv: list[str]) -> None:
+    """Run a script, or ``thor-spec`` with these arguments."""
+    if argv and argv[0].endswith(".py"):
+        sys.argv = argv
+        sys.path.insert(0, str(Path(argv[0]).resolve().parent))
+        runpy.run_path(argv[0], run_name="__main__")
         return
     from thor_spec.cli.entry import main as command
 
-    sys.argv.insert(0, "thor-spec")
+    sys.argv = ["thor-spec", *argv]
     command()
 
 

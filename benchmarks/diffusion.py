@@ -104,7 +104,7 @@ def measured(asked: argparse.Namespace, temporary: Path) -> dict[str, Any]:
                     json.dumps({**job, "kind": name}),
                     what=name,
                     log=temporary / f"{name}.log",
-                    environment=FULL_PRECISION,
+                    environment=FULL_PRECISION if asked.dtype == "float32" else None,
                 )
             )
             for name in names

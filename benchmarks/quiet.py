@@ -40,10 +40,10 @@ class Machine:
 def main() -> None:
     """Take the lock, and become the script: it is given back when that ends."""
     how, *script = sys.argv[1:]
-    file = os.open(LOCK, os.O_CREAT | os.O_RDWR)
-    os.set_inheritable(file, True)
-    fcntl.flock(file, fcntl.LOCK_EX if how == "alone" else fcntl.LOCK_SH)
-    os.execv(sys.executable, [sys.executable, *script])
+    with LOCK.open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        fcntl.flock(file, {"beside": fcntl.LOCK_SH, "alone": fcntl.LOCK_EX}[how])
+        os.execv(sys.executable, [sys.executable, *script])
 
 
 if __name__ == "__main__":

@@ -141,8 +141,8 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
     runs: dict[str, list[dict[str, float]]] = {"stock": [], "default": []}
     machine = Machine()
     share_processors()
-    model = of_real_dims(options.layers) if options.layers else {"model": options.model}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        model = of_real_dims(options.layers, Path(folder)) if options.layers else {"model": options.model}
         engines = {}
         for arm in runs:
             flags = of_size({**model, "draft": "none", "max_seqs": 1}, CACHE_GIB)
@@ -172,9 +172,9 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def of_real_dims(layers: int) -> dict[str, Any]:
+def of_real_dims(layers: int, folder: Path) -> dict[str, Any]:
     """Return the options of a model with the first layers of Qwen3.5-35B-A3B's dimensions and random weights."""
-    target, _ = dummy.make("qwen3.5-35b-a3b", Path(tempfile.mkdtemp()))
+    target, _ = dummy.make("qwen3.5-35b-a3b", folder)
     path = target / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     config["num_hidden_layers"] = layers

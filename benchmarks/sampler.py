@@ -57,11 +57,8 @@ def main() -> None:
     share_processors()
     machine = Machine()
 
+    @machine.alone()
     def work(server: Server) -> list[dict[str, object]]:
-        with machine.alone():
-            return measure(server)
-
-    def measure(server: Server) -> list[dict[str, object]]:
         known = {"options": vars(options), "limit": LIMIT, "facts": facts.of_server(server, source.plan)}
         cells: list[dict[str, object]] = []
         path = None  # written after each cell, so that a run that is cut short keeps what it has

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -56,17 +55,25 @@ def test_a_script_holds_the_lock_as_long_as_it_runs(
     assert is_free(tmp_path / quiet.LOCK.name, "EX")
 
 
-def test_jobs_run_side_by_side_where_they_fit_and_one_after_the_other_where_not(tmp_path: Path) -> None:
-    def job(name: str, gib: int, code: str) -> Any:
-        return everything.Job(name, gib, f"-c {code!r}")
+MEET = """
+import pathlib, sys, time
+mine, theirs = map(pathlib.Path, sys.argv[1:])
+mine.touch()
+ends = time.monotonic() + 20
+while not theirs.exists():
+    assert time.monotonic() < ends
+    time.sleep(0.05)
+"""
 
-    beside = "import pathlib, time; pathlib.Path({0!r}).touch(); [time.sleep(0.05) for _ in range(400) if not pathlib.Path({1!r}).exists()]; assert pathlib.Path({1!r}).exists()"  # fmt: skip  # noqa: E501
-    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+
+def test_jobs_run_side_by_side_where_they_fit_and_one_after_the_other_where_not(tmp_path: Path) -> None:
+    (script := tmp_path / "meet.py").write_text(MEET)
+    one, other, large = (tmp_path / name for name in ("one", "other", "large"))
     jobs = [
-        job("one", 4, beside.format(one, other).replace("'", '"')),
-        job("large", 9, f'import pathlib; assert pathlib.Path("{one}").exists()'),
-        job("other", 4, beside.format(other, one).replace("'", '"')),
-        job("red", 1, "raise SystemExit(3)"),
+        everything.Job("one", 4, f"{script} {one} {other}"),
+        everything.Job("large", 9, f"{script} {large} {one}"),
+        everything.Job("other", 4, f"{script} {other} {one}"),
+        everything.Job("red", 1, str(script)),
     ]
     assert everything.run(jobs, tmp_path / "out", 9, "") == ["red"]
     state = json.loads((tmp_path / "out" / "state.json").read_text())
@@ -76,6 +83,16 @@ def test_jobs_run_side_by_side_where_they_fit_and_one_after_the_other_where_not(
     assert state["large"]["since_s"] >= state["one"]["since_s"] + state["one"]["took_s"] - 1
 
 
-def test_every_job_names_a_script_that_is_there() -> None:
+def test_every_job_names_scripts_that_are_there() -> None:
     for job in everything.JOBS:
-        assert (BENCHMARKS.parent / job.line.split()[0]).is_file()
+        named = [part for part in job.line.split() if part.endswith(".py")]
+        assert named
+        assert all((BENCHMARKS.parent / script).is_file() for script in named)
+
+
+def test_a_job_that_there_is_not_is_refused() -> None:
+    done = subprocess.run(
+        (sys.executable, str(BENCHMARKS / "all.py"), "--only", "tre"), capture_output=True, text=True
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "No job is called tre. --list" in done.stderr
