@@ -2,12 +2,14 @@
 
     .venv/bin/python benchmarks/acceptance.py [MODEL] [--out DIR] [--tokens 128] [--repetitions 5]
 
-One server for all of it; a record for each temperature and batch, with quality, and one page and table over them. The
-model is the shipped nano pair; where it is not shipped the untrained tiny pair takes its place, and is named.
+One server for all of it; a record for each temperature and batch, quality with the first batch, and one page and table
+over them. The model is the shipped nano pair; where it is not shipped the untrained tiny pair takes its place, and is
+named.
 """
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from beside import of_size
@@ -45,7 +47,6 @@ def main() -> None:
         repetitions=options.repetitions,
         tokens=options.tokens,
         kinds=tuple(options.kinds.split(",")),
-        quality=True,
         quality_seeds=options.quality_seeds,
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
@@ -57,7 +58,9 @@ def main() -> None:
     def work(server: Server) -> None:
         for temperature, batch in cells:
             arms = parse(RULES, {"url": server.url, "temperature": temperature, "batch": batch})
-            outcome = chat.run(arms, lambda arm: Running(str(arm.options["url"])), asked)
+            # Answers are judged four at a time, whatever the batch: once for each temperature.
+            options_here = replace(asked, quality=batch == cells[0][1])
+            outcome = chat.run(arms, lambda arm: Running(str(arm.options["url"])), options_here)
             cell = {"model": server.model, "temperature": temperature, "batch": batch, **outcome.as_dict()}
             folder = options.out / f"t{temperature:g}-b{batch}"
             record.write("bench-chat", cell, folder=folder, seeds={"requests": 1000})

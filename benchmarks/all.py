@@ -35,22 +35,21 @@ class Job:
     gib: int
     """What its engines take of the device, all together."""
     line: str
-    runs: Literal["by itself", "beside", "alone"] = "by itself"
-    """How ``quiet.py`` is to run it; ``by itself``: it takes that lock when it measures."""
+    runs: Literal["by itself", "beside"] = "by itself"
+    """``beside`` others from first to last, or ``by itself``: it takes the lock of ``quiet.py`` when it measures."""
 
 
-BESIDE = "benchmarks/beside.py"
+BESIDE, POLITE = "benchmarks/beside.py", "benchmarks/polite.py"
 NANO = "nano-hybrid --kv-cache-memory 1GiB --out {out}"
 STUDY = "benchmarks/rope_study.py --corpus {corpus} --parts ppl niah --samples 4 --needles 6 --choice --out {out}/study"
 LARGE = "--dummy qwen3.5-35b-a3b --synthetic-acceptance 5.84 --context 16384 --kv-cache-memory 16GiB --out {out}"
 DECODING_IN_GRAPHS = """--compilation-config '{"mode":0,"cudagraph_mode":"FULL_DECODE_ONLY"}'"""
 JOBS = (
-    Job("verify-tree", 4, f"{BESIDE} verify tree {NANO} --tree 8 --rows 1800 --plant", "beside"),
+    Job("verify-tree", 4, f"{POLITE} verify tree {NANO} --tree 8 --rows 1800 --plant"),
     Job(
         "verify-prefix-cache",
         4,
-        f"{BESIDE} verify prefix-cache {NANO} --conversations 90 -- --gpu-memory-utilization 0.05",
-        "beside",
+        f"{POLITE} verify prefix-cache {NANO} --conversations 100 -- --gpu-memory-utilization 0.05",
     ),
     *(Job(f"rope-study-{factor}x", 4, f"{BESIDE} {STUDY} --factors {factor}", "beside") for factor in FACTORS),
     Job(
@@ -58,18 +57,17 @@ JOBS = (
         4,
         f"{BESIDE} benchmarks/acceptance.py --kv-cache-gib 1 --tokens 96 --quality-seeds 3 --out {{out}}/cells",
     ),
+    Job(
+        "agent",
+        95,
+        f"{POLITE} bench agent {LARGE} --arms off,dflash,both --sessions 1 --turns 5 --repetitions 5 "
+        f"-- --gpu-memory-utilization 0.3 {DECODING_IN_GRAPHS}",
+    ),
     Job("tree", 20, "benchmarks/tree.py --prompts 8 --answer 192"),
     Job("diffusion", 12, "benchmarks/diffusion.py --prompts 50"),
     Job("diffusion-mini", 72, "benchmarks/diffusion.py --model mini"),
     Job("sampler", 85, f"{BESIDE} benchmarks/sampler.py --kv-cache-gib 8"),
     Job("rope-speed", 95, "benchmarks/rope_study.py --parts speed --layers 24 --rounds 9"),
-    Job(
-        "agent",
-        95,
-        f"{BESIDE} bench agent {LARGE} --sessions 1 --turns 5 --repetitions 5 -- --gpu-memory-utilization 0.3 "
-        + DECODING_IN_GRAPHS,
-        "alone",
-    ),
     Job("tree-costs", 85, "benchmarks/tree.py --dummy --arms chain:15 tree:15 tree:auto --prompts 3 --answer 64"),
 )
 

@@ -124,8 +124,8 @@ def measured(asked: argparse.Namespace, temporary: Path) -> dict[str, Any]:
                 result["cells"].append(cell)
                 result["good"] &= all(cell["equal"].values())
                 print(json.dumps(cell), flush=True)
-    if GPU and asked.model == "mini":
-        result["experts"] = experts()
+        if GPU and not real:
+            result["experts"] = experts()
     return result
 
 

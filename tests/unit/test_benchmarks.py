@@ -1,9 +1,12 @@
 """What benchmarks rely on: who measures is alone, and engines start only where they fit."""
 
+import fcntl
 import importlib.util
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -38,6 +41,36 @@ def test_who_starts_engines_lets_others_start_theirs_and_nobody_measure(tmp_path
     with machine.alone():
         assert not is_free(lock, "SH")
     assert is_free(lock, "EX")
+
+
+def test_who_waits_to_measure_keeps_those_that_come_later_waiting(tmp_path: Path) -> None:
+    """Short shares that overlap would otherwise let nobody measure."""
+    first, measured = quiet.take(fcntl.LOCK_SH, lock := tmp_path / "lock"), threading.Event()
+
+    def measure() -> None:
+        with quiet.take(fcntl.LOCK_EX, lock):
+            assert not shared.is_set()
+            measured.set()
+
+    shared = threading.Event()
+
+    def share() -> None:
+        with quiet.take(fcntl.LOCK_SH, lock):
+            assert measured.is_set()
+            shared.set()
+
+    waiting, later = threading.Thread(target=measure), threading.Thread(target=share)
+    waiting.start()
+    while is_free(lock.with_suffix(".door"), "EX"):
+        time.sleep(0.01)
+    later.start()
+    later.join(0.2)
+    assert not measured.is_set()
+    assert not shared.is_set()
+    first.close()
+    waiting.join()
+    later.join()
+    assert shared.is_set()
 
 
 @pytest.mark.parametrize(("how", "shared"), [("beside", True), ("alone", False)])

@@ -33,7 +33,7 @@ def main() -> None:
         fresh.replace(progress)
 
     tell("loads the engine")
-    llm = _engine(given)
+    llm = engine_of(given)
     wanted = given["verified_rows"]
     found = {"": _watched(llm, given, "", rows=wanted, tell=lambda rows: tell(f"{rows} of {wanted} rows verified"))}
     for number, fault in enumerate(given["faults"], start=1):
@@ -44,7 +44,8 @@ def main() -> None:
     os._exit(0)  # an engine that was broken on purpose does not end in good order
 
 
-def _engine(job: Mapping[str, Any]) -> Any:
+def engine_of(job: Mapping[str, Any]) -> Any:
+    """Return the engine that a job is about."""
     return compat.LLM.resolve()(
         job["target"],
         max_model_len=job["context"],
