@@ -65,7 +65,7 @@ JOBS = (
     ),
     Job("tree", 20, "benchmarks/tree.py --prompts 8 --answer 192"),
     Job("diffusion", 12, "benchmarks/diffusion.py --prompts 50"),
-    Job("diffusion-mini", 72, "benchmarks/diffusion.py --model mini"),
+    Job("diffusion-mini", 72, "benchmarks/diffusion.py --model mini --attention-backend TRITON_ATTN"),
     Job("sampler", 85, f"{BESIDE} benchmarks/sampler.py --kv-cache-gib 8"),
     Job("rope-speed", 95, "benchmarks/rope_study.py --parts speed --layers 24 --rounds 9"),
     Job("tree-costs", 85, "benchmarks/tree.py --dummy --arms chain:15 tree:15 tree:auto --prompts 3 --answer 64"),

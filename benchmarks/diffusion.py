@@ -67,6 +67,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--prompts", type=int, default=0, help="answers to compare with the plain model's")
     parser.add_argument("--dtype", help="default: float32 for nano-llada, bfloat16 for mini")
+    parser.add_argument("--attention-backend", help="vLLM's name; default: its choice")
     parser.add_argument("--sweep", action="store_true", help="thresholds, with quality beside speed")
     parser.add_argument("--smoke", action="store_true", help="few tokens, for a CPU")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -90,7 +91,7 @@ def measured(asked: argparse.Namespace, temporary: Path) -> dict[str, Any]:
     prompts = texts(max(asked.requests), config["vocab_size"], layout.mask_of(config))
     job = {
         "model": str(folder), "dtype": asked.dtype, "dummy": asked.model == "mini",
-        "most": max(asked.requests), "scores": asked.sweep,
+        "most": max(asked.requests), "scores": asked.sweep, "attention": asked.attention_backend,
     }  # fmt: skip
     real = asked.model == "nano-llada"
     names = ("eager", *(("compiled",) if real else ()), "captured") if GPU else ("eager",)
@@ -221,7 +222,8 @@ def engine(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
     llm = LLM(
         job["model"], dtype=job["dtype"], max_model_len=2048, max_num_seqs=job["most"],
         enforce_eager=job["kind"] == "eager", enable_prefix_caching=False, skip_tokenizer_init=True,
-        gpu_memory_utilization=0.05, kv_cache_memory_bytes=(1024 if GPU else 64) << 20, **options,
+        gpu_memory_utilization=0.05, kv_cache_memory_bytes=(1024 if GPU else 64) << 20,
+        attention_backend=job["attention"], **options,
     )  # fmt: skip
     counted = runner_of(llm).sampler.count.counts
 

@@ -45,7 +45,7 @@ CACHE_GIB = 2
 def main() -> None:
     options = parse()
     if options.speed is not None:
-        serve(speeds(options.speed))
+        serve(speeds(options.speed, options.at_once))
     found: dict[str, Any] = {"ppl": {}, "niah": {}}
     for factor in options.factors:
         length = int(options.native * factor)
@@ -145,7 +145,7 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
         model = of_real_dims(options.layers, Path(folder)) if options.layers else {"model": options.model}
         engines = {}
         for arm in runs:
-            flags = of_size({**model, "draft": "none", "max_seqs": 1}, CACHE_GIB)
+            flags = of_size({**model, "draft": "none", "max_seqs": options.at_once}, options.cache_gib)
             plan = make_plan(resolve(flags | ({"rope": "default"} if arm == "default" else {})))
             argv, variables = scoring.engine_flags(plan.argv), plan.child_environment()
             if arm == "stock":
@@ -153,7 +153,8 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
                 at = argv.index("--additional-config") + 1
                 argv[at] = json.dumps({k: v for k, v in json.loads(argv[at]).items() if k != "thor_spec"})
             variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-            process = Engine("--speed", json.dumps(argv), what=arm, log=Path(folder) / arm, over=variables)
+            asked = ("--speed", json.dumps(argv), "--at-once", str(options.at_once))
+            process = Engine(*asked, what=arm, log=Path(folder) / arm, over=variables)
             engines[arm] = stack.enter_context(process)
         for process in engines.values():
             process.ready()
@@ -167,7 +168,7 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
         "runs": runs,
         **{
             what: paired_ratio([run[what] for run in runs["default"]], [run[what] for run in runs["stock"]])
-            for what in ("prefill_tok_s", "decode_tok_s")
+            for what in ("prefill_tok_s", "decode_tok_s", "tok_s")
         },
     }
 
@@ -183,23 +184,35 @@ def of_real_dims(layers: int, folder: Path) -> dict[str, Any]:
     return {"model": str(target), "dummy_weights": True, "context": 8192}
 
 
-def speeds(argv: list[str]) -> Callable[[int], dict[str, float]]:
-    """Start an engine; return what measures it: the median of five prompts of 4096 tokens, each continued by 128."""
+def speeds(argv: list[str], at_once: int) -> Callable[[int], dict[str, float]]:
+    """Start an engine; return what measures it: prompts of 2048 tokens, so many at once, each continued by 128.
+
+    Of fewer than 16, the median of five.
+    """
     arguments = compat.ENGINE_ARGUMENTS.resolve()
     parser = arguments.__self__.add_cli_args(compat.ARGUMENT_PARSER.resolve()())
     engine = compat.OFFLINE_ENGINE.resolve()(arguments(parser.parse_args([*argv, "--no-enable-prefix-caching"])))
     params = compat.SAMPLING_PARAMS.resolve()
+    times = 1 if at_once >= 16 else 5
 
-    def seconds(prompt: list[int], tokens: int) -> float:
-        began = time.perf_counter()
+    def seconds(first: int, tokens: int) -> float:
+        prompts = [
+            {"prompt_token_ids": [300 + (7 * i + n) % 3000 for i in range(2048)]} for n in range(first, first + at_once)
+        ]
         settings = params(max_tokens=tokens, temperature=0, ignore_eos=True)
-        engine.generate([{"prompt_token_ids": prompt}], settings, use_tqdm=False)
+        began = time.perf_counter()
+        engine.generate(prompts, settings, use_tqdm=False)
         return time.perf_counter() - began
 
     def measure(turn: int) -> dict[str, float]:
-        prompts = [[300 + (7 * i + 5 * turn + n) % 3000 for i in range(4096)] for n in range(5)]
-        first, whole = (statistics.median(seconds(prompt, tokens) for prompt in prompts) for tokens in (1, 129))
-        return {"prefill_tok_s": 4096 / first, "decode_tok_s": 128 / (whole - first)}
+        first, whole = (
+            statistics.median(seconds(5 * turn + n * at_once, tokens) for n in range(times)) for tokens in (1, 129)
+        )
+        return {
+            "prefill_tok_s": 2048 * at_once / first,
+            "decode_tok_s": 128 * at_once / (whole - first),
+            "tok_s": (2048 + 129) * at_once / whole,
+        }
 
     return measure
 
@@ -217,6 +230,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--layers", type=int, help="speed with so many of Qwen3.5-35B-A3B's: nano-hybrid's steps are the host's time"
     )
+    parser.add_argument("--at-once", type=int, default=1, help="requests of the speeds")
+    parser.add_argument("--cache-gib", type=int, default=CACHE_GIB, help="KV cache of the speeds")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns in which the speeds are compared")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/rope"))

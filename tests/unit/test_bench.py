@@ -81,7 +81,8 @@ def repetition(seconds: float = 1.0, **changes: Any) -> Repetition:
         "drafts": 20.0,
         "accepted": 30.0,
         "accepted_by_place": (18.0, 12.0),
-        "relaxed": 6.0,
+        "taken": 32.0,
+        "relaxed": 8.0,
         "joules": None,
         "degrees": None,
         "throttling": None,
@@ -112,6 +113,8 @@ def test_a_comparison_gives_medians_intervals_and_paired_ratios() -> None:
     assert summary["loose"]["tok_s"]["ratio"]["median"] == pytest.approx(1.5)
     assert summary["loose"]["tok_s"]["ratio"]["low95"] == pytest.approx(1.5)
     assert summary["exact"]["tau"]["median"] == 2.5
+    # Of its own count: vLLM's leaves out drafts behind an answer's last token, and the share would pass one.
+    assert summary["exact"]["relaxed_share"]["median"] == 0.25
     assert summary["exact"]["accepted_by_place"] == [0.9, 0.6]
     assert summary["exact"]["joules_per_token"] is None
     assert summary["loose"]["joules_per_token"]["median"] == 0.5

@@ -16,7 +16,7 @@ from thor_spec.gates.gate import Options
 from thor_spec.gates.judging import Derived, Subject, judge
 from thor_spec.gates.prefix_cache import ODD, SMALL, PrefixCache
 from thor_spec.gates.verdict import Verdict
-from thor_spec.serve.client import Answer
+from thor_spec.serve.client import Answer, Forced
 
 BLOCK = 16
 OPTIONS = Options(conversations=12, tie_gap=0.1)
@@ -86,9 +86,6 @@ class Model:
         rng = random.Random(repr(prompt))
         tokens = [rng.randrange(256) for _ in range(max_tokens)]
         logprobs = [-rng.random() for _ in tokens]
-        tops = [
-            ((t, p), (999, p - (0.05 if self.fault == "tie" else 1.0))) for t, p in zip(tokens, logprobs, strict=True)
-        ]
         if warm and (self.fault in ("token", "tie") or kind in ("cached-state", "cached-keys")):
             tokens[1:] = [999] * (max_tokens - 1)
         if padded and self.fault == "padded token":
@@ -102,8 +99,14 @@ class Model:
         self.preemptions += self.fault != "roomy"
         return Answer(
             prompt=prompt, tokens=tuple(tokens), text="", finish="length", rule="", logprobs=tuple(logprobs),
-            top=tuple(tops), cached=reused,
+            cached=reused,
         )  # fmt: skip
+
+    def forced(self, tokens: Sequence[int], start: int) -> list[Forced]:
+        """Say that any token is likely where there are ties, though none is among the likeliest two."""
+        self.generated += 1
+        below = 0.05 if self.fault == "tie" else 1.0
+        return [Forced(token, -1.0 - below, ((0, -1.0),)) for token in tokens[start:]]
 
     def _draft(self, rng: random.Random, warm: bool, kind: str) -> None:
         self.drafts += 10

@@ -20,6 +20,8 @@ RULE_HEADER = "x-thor-spec-accept"
 _POSITIONS = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 _DRAFTS = "vllm:spec_decode_num_drafts_total"
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+_TAKEN = "thor_spec:accepted_tokens_total"
+_RELAXED = "thor_spec:relaxed_tokens_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,10 @@ class Repetition:
     drafts: float
     accepted: float
     accepted_by_place: tuple[float, ...]
+    taken: float
+    """Drafts that steps with a relaxed request took; vLLM's ``accepted`` leaves out those behind an answer's end."""
     relaxed: float
+    """Of these, those that a threshold allowed."""
     joules: float | None
     degrees: float | None
     throttling: str | None
@@ -58,7 +63,7 @@ class Repetition:
             "ttft_s": percentile([a.ttft_s for a in self.answers], 0.5),
             "tpot_ms": 1000 * percentile([a.tpot_s for a in self.answers], 0.5),
             "tau": 1 + self.accepted / self.drafts if self.drafts else None,
-            "relaxed_share": self.relaxed / self.accepted if self.accepted else None,
+            "relaxed_share": (self.relaxed / self.taken if self.taken else 0.0) if self.accepted else None,
             "joules_per_token": None if self.joules is None else self.joules / self.tokens,
         }
 
@@ -76,7 +81,9 @@ def repeat(server: Server, requests: Sequence[Request], *, batch: int, said: Map
             answers = list(pool.map(lambda request: stream(server, request, said), requests))
         seconds = time.monotonic() - began
     after = server.metrics()
-    drafts, accepted = (_total(after, name) - _total(before, name) for name in (_DRAFTS, _ACCEPTED))
+    drafts, accepted, taken, relaxed = (
+        _total(after, name) - _total(before, name) for name in (_DRAFTS, _ACCEPTED, _TAKEN, _RELAXED)
+    )
     was = by_place(before)
     return Repetition(
         seconds=seconds,
@@ -85,7 +92,8 @@ def repeat(server: Server, requests: Sequence[Request], *, batch: int, said: Map
         drafts=drafts,
         accepted=accepted,
         accepted_by_place=tuple(count - was.get(place, 0.0) for place, count in sorted(by_place(after).items())),
-        relaxed=_total(after, "thor_spec:relaxed_tokens_total") - _total(before, "thor_spec:relaxed_tokens_total"),
+        taken=taken,
+        relaxed=relaxed,
         joules=meter.joules,
         degrees=meter.degrees,
         throttling=meter.throttling,

@@ -271,7 +271,7 @@ class Player:
         return answer, self._meter.read() - before
 
     def _ask(self, prompt: Sequence[int], salt: str, **options: Any) -> Answer:
-        answer = self._server.complete(prompt, max_tokens=ANSWER, logprobs=2, cache_salt=salt, **options)
+        answer = self._server.complete(prompt, max_tokens=ANSWER, logprobs=1, cache_salt=salt, **options)
         self._meter.given(len(answer.tokens))
         return answer
 
@@ -295,12 +295,18 @@ class Player:
             what = f"the log-probability of token {_first_other(cold, warm)}" if same else f"token {at}"
             section.wrong.append(f"wrong: {label}: {what} differs between cold and warm")
         elif not same:
-            bound = gap_of_a_tie(self._server, (*cold.prompt, *cold.tokens[:at]), self._options.tie_gap)
-            self._meter.given(self._options.tie_gap is None)  # the bound takes an answer of one token
-            if cold.logprobs[at] - dict(cold.top[at]).get(warm.tokens[at], -math.inf) <= bound:
+            before = (*cold.prompt, *cold.tokens[:at])
+            bound = gap_of_a_tie(self._server, before, self._options.tie_gap)
+            (step,) = self._server.forced((*before, warm.tokens[at]), len(before))  # of several alike it may be any
+            self._meter.given(1 + (self._options.tie_gap is None))  # each takes an answer of one token
+            gap = step.top[0][1] - step.logprob
+            if gap <= bound:
                 section.ties += 1
             else:
-                section.wrong.append(f"wrong: {label}: token {at} differs between cold and warm, and is no tie")
+                section.wrong.append(
+                    f"wrong: {label}: token {at} differs between cold and warm, and is no tie: it lies {gap:.4g} below "
+                    f"the likeliest, a tie is at most {bound:.4g}"
+                )
         return same
 
 
