@@ -42,7 +42,7 @@ class Job:
 BESIDE, POLITE = "benchmarks/beside.py", "benchmarks/polite.py"
 NANO = "nano-hybrid --kv-cache-memory 1GiB --out {out}"
 STUDY = "benchmarks/rope_study.py --corpus {corpus} --parts ppl niah --samples 4 --needles 6 --choice --out {out}/study"
-LARGE = "--dummy qwen3.5-35b-a3b --synthetic-acceptance 5.84 --context 16384 --kv-cache-memory 16GiB --out {out}"
+LARGE = "--dummy qwen3.5-35b-a3b --synthetic-acceptance 5.84 --context 49152 --kv-cache-memory 16GiB --out {out}"
 DECODING_IN_GRAPHS = """--compilation-config '{"mode":0,"cudagraph_mode":"FULL_DECODE_ONLY"}'"""
 JOBS = (
     Job("verify-tree", 4, f"{POLITE} verify tree {NANO} --tree 8 --rows 1800 --plant"),
@@ -67,7 +67,7 @@ JOBS = (
     Job("diffusion", 12, "benchmarks/diffusion.py --prompts 50"),
     Job("diffusion-mini", 72, "benchmarks/diffusion.py --model mini --attention-backend TRITON_ATTN"),
     Job("sampler", 85, f"{BESIDE} benchmarks/sampler.py --kv-cache-gib 8"),
-    Job("rope-speed", 95, "benchmarks/rope_study.py --parts speed --layers 24 --rounds 9"),
+    Job("rope-speed", 120, "benchmarks/rope_study.py --parts speed --layers 24 --rounds 9 --at-once 64 --cache-gib 8"),
     Job("tree-costs", 85, "benchmarks/tree.py --dummy --arms chain:15 tree:15 tree:auto --prompts 3 --answer 64"),
 )
 
