@@ -237,14 +237,15 @@ def read_profile(path: Path) -> dict[str, Any]:
     import yaml  # here, because every command imports this module and few read a profile
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content, written = yaml.safe_load(text), yaml.load(text, Loader=yaml.BaseLoader)  # strings only
     except OSError as error:
         raise ConfigError(f"The profile {path} cannot be read: {error.strerror}.") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"The profile {path} is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(content, dict):
         raise ConfigError(f"The profile {path} must hold a mapping of option names to values.")
-    values = {str(name).replace("-", "_"): value for name, value in content.items()}
+    values, texts = ({str(name).replace("-", "_"): value for name, value in of.items()} for of in (content, written))
     for name, value in values.items():
         expected = _PROFILE_TYPES.get(name)
         if expected is None:
@@ -256,6 +257,8 @@ def read_profile(path: Path) -> dict[str, Any]:
                 raise ConfigError(f"{path}: {name}: {error}.") from error
         if expected is float and isinstance(value, int) and not isinstance(value, bool):
             value = values[name] = float(value)
+        if expected is str and isinstance(value, bool | int | float):  # `tree: off` and `tree: 15` are texts to us
+            value = values[name] = texts[name]
         if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
             raise ConfigError(f"{path}: {name} must be {expected.__name__}, not {type(value).__name__}.")
     for name in ("log_file", "golden", "api_key_file", "rope_factors", "record"):

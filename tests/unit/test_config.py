@@ -38,6 +38,13 @@ def test_bad_profile_names_file_and_field(tmp_path: Path, text: str, says: str) 
     assert str(profile) in str(error.value)
 
 
+@pytest.mark.parametrize("written", ["off", "15", "auto", "3x3x3", "'15'"])
+def test_what_yaml_takes_for_a_number_or_a_truth_is_the_text_that_was_written(tmp_path: Path, written: str) -> None:
+    profile = tmp_path / "p.yaml"
+    profile.write_text(f"tree: {written}\n")
+    assert resolve({}, profile).config.tree == written.strip("'")
+
+
 def test_missing_profile() -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         resolve({}, Path("/nowhere/p.yaml"))
