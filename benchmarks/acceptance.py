@@ -12,7 +12,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from beside import of_size
 from engine_process import share_processors
 from quiet import Machine
 
@@ -24,6 +23,7 @@ from thor_spec.config import DEFAULT_MODEL
 from thor_spec.gates.judging import Running
 from thor_spec.nano import shipped
 from thor_spec.serve.client import Server
+from thor_spec.sizes import parse_size
 
 RULES = ("exact", "threshold:accept=threshold", "typical:accept=typical")
 
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--kinds", default="code,chat,document,agent")
     parser.add_argument("--context", type=int)
     parser.add_argument("--quality-seeds", type=int, default=4)
-    parser.add_argument("--kv-cache-gib", type=int, help="of an engine beside others, whatever memory is free")
+    parser.add_argument("--kv-cache-memory", type=parse_size, help="of an engine beside others, e.g. 1GiB")
     options = parser.parse_args()
     print(f"model {options.model}, drafter {shipped.drafter_of(options.model) or 'its own'}", file=sys.stderr)
     cells = [(float(t), int(b)) for t in options.temperatures.split(",") for b in options.batches.split(",")]
@@ -68,9 +68,9 @@ def main() -> None:
     flags = {
         "model": options.model,
         "context": options.context,
+        "kv_cache_memory": options.kv_cache_memory,
         "vllm_args": ("--max-logprobs", "-1", "--no-enable-prefix-caching"),
     }
-    flags = of_size(flags, options.kv_cache_gib)
     planned(flags).visit(work)
     records = record.find(options.out)
     print(report.markdown(records))

@@ -49,25 +49,29 @@ JOBS = (
     Job(
         "verify-prefix-cache",
         4,
-        f"{POLITE} verify prefix-cache {NANO} --conversations 100 -- --gpu-memory-utilization 0.05",
+        f"{POLITE} verify prefix-cache {NANO} --conversations 100",
     ),
     *(Job(f"rope-study-{factor}x", 4, f"{BESIDE} {STUDY} --factors {factor}", "beside") for factor in FACTORS),
     Job(
         "acceptance",
         4,
-        f"{BESIDE} benchmarks/acceptance.py --kv-cache-gib 1 --tokens 96 --quality-seeds 3 --out {{out}}/cells",
+        f"{BESIDE} benchmarks/acceptance.py --kv-cache-memory 1GiB --tokens 96 --quality-seeds 3 --out {{out}}/cells",
     ),
     Job(
         "agent",
         95,
         f"{POLITE} bench agent {LARGE} --arms off,dflash,both --sessions 1 --turns 5 --repetitions 5 "
-        f"-- --gpu-memory-utilization 0.3 {DECODING_IN_GRAPHS}",
+        f"-- {DECODING_IN_GRAPHS}",
     ),
     Job("tree", 20, "benchmarks/tree.py --prompts 8 --answer 192"),
     Job("diffusion", 12, "benchmarks/diffusion.py --prompts 50"),
     Job("diffusion-mini", 72, "benchmarks/diffusion.py --model mini --attention-backend TRITON_ATTN"),
-    Job("sampler", 85, f"{BESIDE} benchmarks/sampler.py --kv-cache-gib 8"),
-    Job("rope-speed", 120, "benchmarks/rope_study.py --parts speed --layers 24 --rounds 9 --at-once 64 --cache-gib 8"),
+    Job("sampler", 85, f"{BESIDE} benchmarks/sampler.py --kv-cache-memory 8GiB"),
+    Job(
+        "rope-speed",
+        120,
+        "benchmarks/rope_study.py --parts speed --layers 24 --rounds 9 --at-once 64 --kv-cache-memory 8GiB",
+    ),
     Job("tree-costs", 85, "benchmarks/tree.py --dummy --arms chain:15 tree:15 tree:auto --prompts 3 --answer 64"),
 )
 

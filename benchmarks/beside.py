@@ -1,7 +1,7 @@
 """Engines beside others, which the guard refuses for good reason: a guarded command, or a benchmark with servers.
 
-    python benchmarks/beside.py verify lossless nano-hybrid --kv-cache-memory 1GiB -- --gpu-memory-utilization 0.05
-    python benchmarks/beside.py benchmarks/acceptance.py --kv-cache-gib 1
+    python benchmarks/beside.py verify lossless nano-hybrid --kv-cache-memory 1GiB
+    python benchmarks/beside.py benchmarks/acceptance.py --kv-cache-memory 1GiB
 
 Its locks lie in a folder of its own, others' engines are nobody's orphans, and memory that others took meanwhile is not
 waited for. It is for machines that do nothing but measure: ``all.py`` sees to it that the engines fit.
@@ -12,17 +12,8 @@ import runpy
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from thor_spec.guard import memory_return, orphans
-
-
-def of_size(flags: dict[str, Any], gib: int | None) -> dict[str, Any]:
-    """Return an engine's options with a KV cache of that size, if one is named, whatever memory others take."""
-    if gib is None:
-        return flags
-    share = ("--gpu-memory-utilization", "0.05")  # vLLM asks for that much to be free at its start
-    return {**flags, "kv_cache_memory": gib << 30, "vllm_args": (*flags.get("vllm_args", ()), *share)}
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """A guarded command beside others, that takes its turn: gates let measurements in, and what is timed is timed alone.
 
-    python benchmarks/polite.py verify prefix-cache nano-hybrid --kv-cache-memory 1GiB -- --gpu-memory-utilization 0.05
+    python benchmarks/polite.py verify prefix-cache nano-hybrid --kv-cache-memory 1GiB
     python benchmarks/polite.py bench agent --dummy qwen3.5-35b-a3b --kv-cache-memory 16GiB -- …
 
 A gate takes minutes, in which nobody could measure if it held the machine all the while. So an engine has a share of it

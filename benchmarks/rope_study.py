@@ -21,7 +21,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from beside import of_size
 from engine_process import Engine, serve, share_processors
 from quiet import Machine
 from record import paired_ratio, write
@@ -34,12 +33,13 @@ from thor_spec.eval import niah, perplexity, plots, study
 from thor_spec.eval.run import ask
 from thor_spec.nano import shipped
 from thor_spec.serve.plan import make_plan
+from thor_spec.sizes import parse_size
 from thor_spec.vllm_plugin import compat, scoring
 
 TYPES = ("yarn", "longrope", "linear", "identity_beyond_native", "nope")
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 ROUNDS = 5
-CACHE_GIB = 2
+CACHE_BYTES = 2 << 30
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
             "corpus": options.corpus,
             "seed": options.seed,
             # Prompts are not captured anyway.
-            "options": of_size({"vllm_args": ("--enforce-eager",)}, CACHE_GIB),
+            "options": {"vllm_args": ("--enforce-eager",), "kv_cache_memory": CACHE_BYTES},
             "tell": lambda line: print(line, file=sys.stderr, flush=True),
         }
         where = options.out / f"{factor:g}x"
@@ -145,7 +145,7 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
         model = of_real_dims(options.layers, Path(folder)) if options.layers else {"model": options.model}
         engines = {}
         for arm in runs:
-            flags = of_size({**model, "draft": "none", "max_seqs": options.at_once}, options.cache_gib)
+            flags = {**model, "draft": "none", "max_seqs": options.at_once, "kv_cache_memory": options.kv_cache_memory}
             plan = make_plan(resolve(flags | ({"rope": "default"} if arm == "default" else {})))
             argv, variables = scoring.engine_flags(plan.argv), plan.child_environment()
             if arm == "stock":
@@ -231,7 +231,7 @@ def parse() -> argparse.Namespace:
         "--layers", type=int, help="speed with so many of Qwen3.5-35B-A3B's: nano-hybrid's steps are the host's time"
     )
     parser.add_argument("--at-once", type=int, default=1, help="requests of the speeds")
-    parser.add_argument("--cache-gib", type=int, default=CACHE_GIB, help="KV cache of the speeds")
+    parser.add_argument("--kv-cache-memory", type=parse_size, default=CACHE_BYTES, help="of the speeds")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns in which the speeds are compared")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/rope"))

@@ -11,7 +11,6 @@ import itertools
 import json
 import sys
 
-from beside import of_size
 from engine_process import share_processors
 from quiet import Machine
 from record import paired_ratio, summary, write
@@ -21,6 +20,7 @@ from thor_spec.bench.load import repeat
 from thor_spec.bench.turns import turns
 from thor_spec.cli.starting import planned
 from thor_spec.serve.client import Server
+from thor_spec.sizes import parse_size
 from thor_spec.vllm_plugin.seam import has_gpu_build
 
 LIMIT = 1.02
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--context", type=int, default=4096)
-    parser.add_argument("--kv-cache-gib", type=int, help="of an engine beside others, whatever memory is free")
+    parser.add_argument("--kv-cache-memory", type=parse_size, help="of an engine beside others, e.g. 1GiB")
     options = parser.parse_args()
     batches = [int(each) for each in options.batches.split(",")]
     flags: dict[str, object] = {"context": options.context, "max_seqs": max(batches), "draft_tokens": options.drafts}
@@ -52,7 +52,7 @@ def main() -> None:
     else:
         target, drafter = (str(path) for path in dummy.make(options.dummy))
         flags |= {"model": target, "draft": drafter, "dummy_weights": True}
-    source = planned(of_size(flags, options.kv_cache_gib))
+    source = planned({**flags, "kv_cache_memory": options.kv_cache_memory})
 
     share_processors()
     machine = Machine()

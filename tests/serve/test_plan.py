@@ -64,6 +64,17 @@ def test_argv_and_environment(make: Callable[..., Plan], gpu: bool, target: Path
     assert "--no-enable-prefix-caching" in plan.argv
 
 
+def test_a_cache_of_given_size_does_not_ask_for_most_of_the_memory_to_be_free(
+    make: Callable[..., Plan], gpu: bool
+) -> None:
+    plan = make(kv_cache_memory=1 << 30)
+    assert value(plan, "--kv-cache-memory-bytes") == str(1 << 30)
+    assert ("--gpu-memory-utilization" in plan.argv) is gpu
+    assert "--gpu-memory-utilization" not in make().argv
+    told = make(kv_cache_memory=1 << 30, vllm_args=("--gpu-memory-utilization", "0.8")).argv
+    assert told.count("--gpu-memory-utilization") == 1
+
+
 def test_compiled_kernels_stay_where_the_caller_keeps_them(
     make: Callable[..., Plan], gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,11 @@ def test_the_first_odd_line_wins_and_has_its_remedy() -> None:
     assert remedy(None) == ""
 
 
+def test_a_device_without_memory() -> None:
+    line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert "Lower --kv-cache-memory" in remedy(first_odd_line([line]))
+
+
 def test_the_kernel_s_log() -> None:
     found = log_lines.find_all(fixture("dmesg_unified_oom.txt").splitlines())
     assert [known.name for known in found] == ["driver out of memory", "OOM killer"]

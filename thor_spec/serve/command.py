@@ -31,6 +31,7 @@ FRONT_DOOR = "thor_spec.vllm_plugin.front_door.FrontDoor"
 GATE = "thor_spec.vllm_plugin.gate.Gate"
 SERVER = "thor_spec.vllm_plugin.server"
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+_SHARE, _LEAST_SHARE = "--gpu-memory-utilization", "0.05"
 
 
 def argv(
@@ -82,6 +83,9 @@ def argv(
         defaults += [*(("--middleware", FRONT_DOOR) if told else ()), "--middleware", GATE]
     if config.dummy_weights:
         ours["--load-format"] = "dummy"
+    if gpu and kv_cache_memory is not None and not passthrough.mentions(passed, _SHARE):
+        # vLLM wants its share of all memory to be free at the start, whatever the size that it was given.
+        defaults += [_SHARE, _LEAST_SHARE]
     if not gpu and not passthrough.mentions(passed, "--enforce-eager"):
         defaults.append("--enforce-eager")  # compiling the tiny models takes longer than serving them
     program: tuple[str, ...] = (compat.API_SERVER if stock else SERVER,)
