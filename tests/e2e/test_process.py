@@ -77,6 +77,7 @@ def test_an_engine_killed_while_serving(tmp_path: Path) -> None:
         engine.kill()
         assert served.process.wait(60) == 32
         assert "thor-spec: The engine ended while it was serving" in served.stderr.read_text()
+        assert "the engine's process was killed, or crashed without a word" in served.stderr.read_text()
         assert "Traceback" not in served.stderr.read_text()
         assert_nothing_left(served, processes, tmp_path / "a" / "run")
 

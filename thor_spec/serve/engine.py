@@ -104,8 +104,7 @@ class Engine:
             if watch.check():
                 self._events.evaluated()
             if watch.engine_died:
-                died = f"The engine ended while it was serving ({watch.engine_died})"
-                raise EngineDeadError(f"{died}: {self._odd_line()}\nSee {self._log_file}.")
+                raise EngineDeadError(f"The engine ended while it was serving ({watch.engine_died}): {self._cause()}")
             self._job.wait(SERVING_POLL_S)
 
     def ready(self, outcome: "Outcome", seconds: float) -> Ready:
@@ -179,11 +178,11 @@ class Engine:
             return
         self._guarded.check()  # the watchdog speaks before it kills: its reason wins over what it caused
         self._require_no_failed_receipt()
-        odd = self._odd_line()
-        raise error(f"The engine ended {when} (status {code}): {odd}\nSee {self._log_file}.{failure.remedy(odd)}")
+        raise error(f"The engine ended {when} (status {code}): {self._cause()}")
 
-    def _odd_line(self) -> str:
-        return failure.cause(self._tail.all_lines(), self._log_file)
+    def _cause(self) -> str:
+        odd = failure.cause(self._tail.all_lines(), self._log_file)
+        return f"{odd}\nSee {self._log_file}.{failure.remedy(odd)}"
 
     def _require_no_failed_receipt(self) -> None:
         for found in receipt.collect(self._receipts):
