@@ -69,8 +69,8 @@ JOBS = (
     Job("sampler", 85, f"{BESIDE} benchmarks/sampler.py --kv-cache-memory 8GiB"),
     Job(
         "rope-speed",
-        120,
-        "benchmarks/rope_study.py --parts speed --layers 24 --rounds 9 --at-once 64 --kv-cache-memory 8GiB",
+        75,
+        "benchmarks/rope_study.py --parts speed --layers 16 --rounds 15 --at-once 64 --kv-cache-memory 4GiB",
     ),
     Job("tree-costs", 85, "benchmarks/tree.py --dummy --arms chain:15 tree:15 tree:auto --prompts 3 --answer 64"),
 )
