@@ -59,8 +59,8 @@ def main() -> None:
         for temperature, batch in cells:
             arms = parse(RULES, {"url": server.url, "temperature": temperature, "batch": batch})
             # Answers are judged four at a time, whatever the batch: once for each temperature.
-            options_here = replace(asked, quality=batch == cells[0][1])
-            outcome = chat.run(arms, lambda arm: Running(str(arm.options["url"])), options_here)
+            here = replace(asked, quality=batch == cells[0][1])
+            outcome = chat.run(arms, lambda arm: Running(str(arm.options["url"])), here)
             cell = {"model": server.model, "temperature": temperature, "batch": batch, **outcome.as_dict()}
             folder = options.out / f"t{temperature:g}-b{batch}"
             record.write("bench-chat", cell, folder=folder, seeds={"requests": 1000})
