@@ -40,6 +40,7 @@ TYPES = ("yarn", "longrope", "linear", "identity_beyond_native", "nope")
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 ROUNDS = 5
 CACHE_BYTES = 2 << 30
+PROMPT, ANSWER = 2048, 128  # tokens of a request whose speed is measured; each answer has one that the prompt gives
 
 
 def main() -> None:
@@ -185,7 +186,7 @@ def of_real_dims(layers: int, folder: Path) -> dict[str, Any]:
 
 
 def speeds(argv: list[str], at_once: int) -> Callable[[int], dict[str, float]]:
-    """Start an engine; return what measures it: prompts of 2048 tokens, so many at once, each continued by 128.
+    """Start an engine; return what measures it: so many prompts at once, each continued.
 
     Of fewer than 16, the median of five.
     """
@@ -197,7 +198,8 @@ def speeds(argv: list[str], at_once: int) -> Callable[[int], dict[str, float]]:
 
     def seconds(first: int, tokens: int) -> float:
         prompts = [
-            {"prompt_token_ids": [300 + (7 * i + n) % 3000 for i in range(2048)]} for n in range(first, first + at_once)
+            {"prompt_token_ids": [300 + (7 * i + n) % 3000 for i in range(PROMPT)]}
+            for n in range(first, first + at_once)
         ]
         settings = params(max_tokens=tokens, temperature=0, ignore_eos=True)
         began = time.perf_counter()
@@ -206,12 +208,13 @@ def speeds(argv: list[str], at_once: int) -> Callable[[int], dict[str, float]]:
 
     def measure(turn: int) -> dict[str, float]:
         first, whole = (
-            statistics.median(seconds(5 * turn + n * at_once, tokens) for n in range(times)) for tokens in (1, 129)
+            statistics.median(seconds(5 * turn + n * at_once, tokens) for n in range(times))
+            for tokens in (1, ANSWER + 1)
         )
         return {
-            "prefill_tok_s": 2048 * at_once / first,
-            "decode_tok_s": 128 * at_once / (whole - first),
-            "tok_s": (2048 + 129) * at_once / whole,
+            "prefill_tok_s": PROMPT * at_once / first,
+            "decode_tok_s": ANSWER * at_once / (whole - first),
+            "tok_s": (PROMPT + ANSWER + 1) * at_once / whole,
         }
 
     return measure

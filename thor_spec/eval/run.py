@@ -165,8 +165,7 @@ def _fill(
                         raise ConfigError(found.error)
                 lines = [line for line in tail.all_lines() if line.strip()]
                 odd = failure.first_odd_line(lines) or (lines[-1] if lines else "it wrote nothing")
-                advice = failure.remedy(odd)
-                raise EngineStartError(f"The engine of {name} ended with {code}: {odd}\nSee {log_file}.{advice}")
+                raise EngineStartError(f"The engine of {name} ended with {code}: {failure.told(odd, log_file)}")
             guarded.cause = f"evaluated {name}"
 
 

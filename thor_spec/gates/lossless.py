@@ -57,14 +57,14 @@ def audit(label: str, steps: Sequence[Forced], bound: Callable[[int], float]) ->
     ties: list[str] = []
     wrong: list[str] = []
     for i, step in enumerate(steps):
-        best, highest = step.top[0]
-        gap = highest - step.logprob
-        if gap <= 0:
+        if step.gap <= 0:
             continue
         limits += [bound(i)] if len(limits) < BOUNDS else [max(limits)]
         limit = limits[-1]
-        text = f"{label} token {i}: {step.token} lies {gap:.4f} below {best}, a tie is at most {limit:.4f}"
-        (ties if gap <= limit else wrong).append(text)
+        text = (
+            f"{label} token {i}: {step.token} lies {step.gap:.4f} below {step.top[0][0]}, a tie is at most {limit:.4f}"
+        )
+        (ties if step.gap <= limit else wrong).append(text)
     return Audit(tokens=len(steps), ties=tuple(ties), wrong=tuple(wrong))
 
 

@@ -299,13 +299,12 @@ class Player:
             bound = gap_of_a_tie(self._server, before, self._options.tie_gap)
             (step,) = self._server.forced((*before, warm.tokens[at]), len(before))  # of several alike it may be any
             self._meter.given(1 + (self._options.tie_gap is None))  # each takes an answer of one token
-            gap = step.top[0][1] - step.logprob
-            if gap <= bound:
+            if step.gap <= bound:
                 section.ties += 1
             else:
                 section.wrong.append(
-                    f"wrong: {label}: token {at} differs between cold and warm, and is no tie: it lies {gap:.4g} below "
-                    f"the likeliest, a tie is at most {bound:.4g}"
+                    f"wrong: {label}: token {at} differs between cold and warm, and is no tie: it lies {step.gap:.4g} "
+                    f"below the likeliest, a tie is at most {bound:.4g}"
                 )
         return same
 

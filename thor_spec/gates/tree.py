@@ -95,9 +95,8 @@ def run(plan: Plan, given: Mapping[str, Any], *, log: Path, say: Callable[[str],
             guarded.cause = f"the engine ended with status {code}"
             if code != 0 or not answer.is_file():  # within, so that what the guard may find later tells it, too
                 with log.open(errors="replace") as lines:
-                    why = failure.cause(lines, log)
-                advice = failure.remedy(why)
-                raise EngineStartError(f"The engine of verify tree ended with status {code}: {why}\nSee {log}.{advice}")
+                    why = failure.told(failure.cause(lines, log), log)
+                raise EngineStartError(f"The engine of verify tree ended with status {code}: {why}")
         found: dict[str, Any] = json.loads(answer.read_text())
         return found
 

@@ -42,6 +42,11 @@ class Forced:
     top: tuple[tuple[int, float], ...]
     """Likeliest first."""
 
+    @property
+    def gap(self) -> float:
+        """How far it lies below the likeliest, in nats; 0 for that one."""
+        return self.top[0][1] - self.logprob
+
 
 class Server:
     """A server's address and what it serves."""

@@ -181,8 +181,7 @@ class Engine:
         raise error(f"The engine ended {when} (status {code}): {self._cause()}")
 
     def _cause(self) -> str:
-        odd = failure.cause(self._tail.all_lines(), self._log_file)
-        return f"{odd}\nSee {self._log_file}.{failure.remedy(odd)}"
+        return failure.told(failure.cause(self._tail.all_lines(), self._log_file), self._log_file)
 
     def _require_no_failed_receipt(self) -> None:
         for found in receipt.collect(self._receipts):

@@ -46,6 +46,11 @@ def cause(lines: Iterable[str], log_file: Path) -> str:
     return "no space left on device for its log" if log.is_full(log_file) else "its log shows no error"
 
 
+def told(odd: str, log_file: Path) -> str:
+    """Return a cause as a message ends with it: the log to read behind it, and what helps."""
+    return f"{odd}\nSee {log_file}.{remedy(odd)}"
+
+
 def remedy(odd: str | None) -> str:
     """Return what helps against an odd line, with a space before it; empty where nothing is known."""
     known = log_lines.find(odd) if odd else None
