@@ -67,11 +67,7 @@ JOBS = (
     Job("diffusion", 12, "benchmarks/diffusion.py --prompts 50"),
     Job("diffusion-mini", 72, "benchmarks/diffusion.py --model mini --attention-backend TRITON_ATTN"),
     Job("sampler", 85, f"{BESIDE} benchmarks/sampler.py --kv-cache-memory 8GiB"),
-    Job(
-        "rope-speed",
-        75,
-        "benchmarks/rope_study.py --parts speed --layers 16 --rounds 15 --at-once 64 --kv-cache-memory 4GiB",
-    ),
+    Job("rope-speed", 75, "benchmarks/rope_speed.py"),
     Job("tree-costs", 85, "benchmarks/tree.py --dummy --arms chain:15 tree:15 tree:auto --prompts 3 --answer 64"),
 )
 
