@@ -31,22 +31,24 @@ def test_every_layer_has_its_own_weight() -> None:
         assert not torch.allclose(stock[1], expected[1], atol=0.1)
 
 
-@pytest.fixture(scope="module", params=[1, 3])
+@pytest.fixture(scope="module", params=[(1, False), (3, False), (3, True)], ids=["one layer", "three", "at times none"])
 def drafted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Answers of an engine with a random drafter, and what was drafted behind which token."""
     folder, checkpoint = tmp_path_factory.mktemp("drafts"), nano.ensure("tiny-dense")
+    layers, idle = request.param
     config = json.loads((checkpoint / "config.json").read_text())
     shape = drafter.DrafterShape(
         vocabulary=config["vocab_size"], hidden=config["hidden_size"], target_layers=config["num_hidden_layers"],
-        target_layer_ids=(0, 2), mask_token_id=config["vocab_size"] - 1, layers=request.param, kv_heads=2,
+        target_layer_ids=(0, 2), mask_token_id=config["vocab_size"] - 1, layers=layers, kv_heads=2,
     )  # fmt: skip
-    with fit.reproducible(request.param):
+    with fit.reproducible(layers):
         module = drafter.Drafter(shape)
         for name, parameter in module.named_parameters():
             torch.nn.init.uniform_(parameter, 0.3, 3) if "norm" in name else parameter.data.mul_(2)
     module.save(folder)
     prompts = [list(range(20 * i + 3, 23 * i + 45)) for i in range(3)]
     job = {"target": str(checkpoint), "drafter": str(folder), "drafts": DRAFTS, "prompts": prompts, "tokens": 40}
+    job["idle"] = idle
     answers = engine_process.run("drafts_engine.py", job, folder / "out.json")
     return target.load(checkpoint), drafter.load(folder).float().eval(), prompts, answers
 
@@ -65,4 +67,10 @@ def test_drafts_are_those_of_the_definition(drafted: Any) -> None:
         best, chosen = logits.max(-1).values, logits.gather(-1, ours[..., None])[..., 0]
         assert float((best - chosen).max()) < 1e-2 * float(logits.std())
         seen += ours.numel()
-    assert seen > 3 * DRAFTS * 20
+    assert seen > 3 * DRAFTS * (10 if answers[0]["idle"] else 20)
+
+
+def test_the_drafter_runs_only_to_draft(drafted: Any, request: pytest.FixtureRequest) -> None:
+    for answer in drafted[3]:
+        assert answer["passes"] == answer["drafted"]
+        assert bool(answer["idle"]) == ("at times none" in request.node.name)
