@@ -127,6 +127,7 @@ def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@functools.lru_cache(maxsize=256)  # some are looked up in every step
 def _parameters(target: str) -> tuple[str, ...]:
     module, _, path = target.partition(":")
     tree = _tree(_source_file(module))

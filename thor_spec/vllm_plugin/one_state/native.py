@@ -34,20 +34,21 @@ class NativeScratch:
     def verify(self, layer: Any, x: torch.Tensor, b: torch.Tensor, a: torch.Tensor, out: torch.Tensor, on: Any) -> None:
         """Write the outputs of verified rows, one after another; states and windows stay as they are."""
         count, kept = on.num_spec_decodes, layer.conv_kernel_size - 1
+        width = min(layer.nodes, on.spec_width)  # rows are padded to the longest of the step, not to K + 1
         slots, places = on.spec_state_indices_tensor[:count, 0].long(), on.spec_rows[:count].long() + 1
         self.states[0, places] = layer.state[slots]
         self.windows[places, :, :kept] = layer.window[slots]
         alone = dataclasses.replace(
             on,
-            spec_state_indices_tensor=self._slots[places].contiguous(),
+            spec_state_indices_tensor=self._slots[places, :width].contiguous(),
             num_accepted_tokens=torch.ones(count, dtype=torch.int32),
         )
         states = self.states.flatten(0, 1)
         by_channel = states.view(len(states), states.shape[1], states.shape[3], states.shape[2])
         # Looked up in its module, where ``cpu_verify`` has repaired it.
         out[:] = compat.CPU_SPEC_FORWARD.resolve()(
-            layer, alone, x.contiguous(), b.contiguous(), a.contiguous(), self.windows, by_channel, kept + 1,
-            self.windows.shape[2],
+            layer, alone, x.contiguous(), b.contiguous(), a.contiguous(), self.windows[:, :, : kept + width - 1],
+            by_channel, kept + 1, kept + width - 1,
         )  # fmt: skip
 
 
