@@ -63,11 +63,19 @@ JOBS = (
         f"{POLITE} bench agent {LARGE} --arms off,dflash,both --sessions 1 --turns 5 --repetitions 5 "
         f"-- {DECODING_IN_GRAPHS}",
     ),
+    Job(
+        "adaptive",
+        4,
+        f"{POLITE} bench chat {NANO} --arms plain:draft=none --arms plain8:draft=none,batch=8 "
+        "--arms fixed:draft_tokens=15 --arms fixed8:draft_tokens=15,batch=8 "
+        "--arms adaptive:draft_tokens=15,adaptive_drafts=true "
+        "--arms adaptive8:draft_tokens=15,adaptive_drafts=true,batch=8 --tokens 256 --repetitions 6 --per-start 3",
+    ),
     Job("tree", 20, "benchmarks/tree.py --prompts 8 --answer 192"),
     Job("diffusion", 12, "benchmarks/diffusion.py --prompts 50"),
     Job("diffusion-mini", 72, "benchmarks/diffusion.py --model mini --attention-backend TRITON_ATTN"),
     Job("sampler", 85, f"{BESIDE} benchmarks/sampler.py --kv-cache-memory 8GiB"),
-    Job("rope-speed", 75, "benchmarks/rope_speed.py"),
+    Job("rope-speed", 60, "benchmarks/rope_speed.py"),
     Job("tree-costs", 85, "benchmarks/tree.py --dummy --arms chain:15 tree:15 tree:auto --prompts 3 --answer 64"),
 )
 

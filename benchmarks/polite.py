@@ -5,7 +5,7 @@
 
 A gate takes minutes, in which nobody could measure if it held the machine all the while. So an engine has a share of it
 (``quiet.py``) while it starts, and then a gate for each request, or each step of an engine of its own; ``bench agent``
-has all of it for each repetition. Engines must fit beside each other, as for ``beside.py``.
+and ``bench chat`` have all of it for each repetition. Engines must fit beside each other, as for ``beside.py``.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1].endswith(".json"):  # the job of verify tree
         watch_politely()
         return
-    from thor_spec.bench import agent
+    from thor_spec.bench import agent, chat
     from thor_spec.gates import tree
     from thor_spec.gates.judging import Planned
     from thor_spec.serve.client import Server
@@ -33,6 +33,7 @@ def main() -> None:
     Planned.visit = starts(Planned.visit)  # type: ignore[method-assign]
     Server.post = holding(fcntl.LOCK_SH, Server.post)  # type: ignore[method-assign]
     agent.replay = holding(fcntl.LOCK_EX, agent.replay)
+    chat.repeat = holding(fcntl.LOCK_EX, chat.repeat)  # type: ignore[attr-defined]  # what it imports it by
     tree.MODULE = "benchmarks.polite"
     beside()
 

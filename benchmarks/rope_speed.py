@@ -128,7 +128,7 @@ def measured(argv: list[str], options: argparse.Namespace) -> Callable[[int], di
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=16, help="of Qwen3.5-35B-A3B's; two engines of 31 GiB at 16")
+    parser.add_argument("--layers", type=int, default=12, help="of Qwen3.5-35B-A3B's; two engines of 28 GiB at 12")
     parser.add_argument("--model", help="instead: a checkpoint")
     parser.add_argument("--at-once", type=int, default=64, help="requests")
     parser.add_argument("--prompt", type=int, default=2048, help="tokens of a prompt whose speed is measured")
