@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -108,6 +108,11 @@ def share_processors() -> None:
     Where a process runs makes more of a difference to a step of a small model than what is compared.
     """
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:PROCESSORS])
+
+
+def decoding_in_graphs(sizes: Sequence[int]) -> dict[str, Any]:
+    """Return a compilation config: nothing is compiled, and decode steps of so many tokens are captured."""
+    return {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [*sizes]}
 
 
 def runner_of(llm: Any) -> Any:

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from engine_process import Engine, serve, share_processors
+from engine_process import Engine, decoding_in_graphs, serve, share_processors
 from quiet import Machine
 from record import paired_ratio, summary, write
 
@@ -76,8 +76,7 @@ def flags(options: argparse.Namespace, arm: str, folder: Path) -> tuple[list[str
         "kv_cache_memory": options.kv_cache_memory,
     }
     if has_gpu_build():  # what would be compiled is the same in both, and takes minutes
-        graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [options.at_once]}
-        settings["vllm_args"] = ("--compilation-config", json.dumps(graphs))
+        settings["vllm_args"] = ("--compilation-config", json.dumps(decoding_in_graphs([options.at_once])))
     plan = make_plan(resolve(settings | ({"rope": "default"} if arm == "default" else {})))
     argv, variables = [*scoring.engine_flags(plan.argv), "--no-enable-prefix-caching"], plan.child_environment()
     if arm == "stock":
@@ -100,9 +99,7 @@ def of_real_dims(layers: int, folder: Path) -> dict[str, Any]:
 
 def measured(argv: list[str], options: argparse.Namespace) -> Callable[[int], dict[str, float]]:
     """Start an engine; return what measures one turn: tokens a second of prompts, and of decoding alone."""
-    arguments = compat.ENGINE_ARGUMENTS.resolve()
-    parser = arguments.__self__.add_cli_args(compat.ARGUMENT_PARSER.resolve()())
-    engine = compat.OFFLINE_ENGINE.resolve()(arguments(parser.parse_args(argv)))
+    engine = scoring.offline(argv)
     params = compat.SAMPLING_PARAMS.resolve()
 
     def seconds(turn: int, prompt: int, tokens: int) -> float:

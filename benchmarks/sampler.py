@@ -11,7 +11,7 @@ import itertools
 import json
 import sys
 
-from engine_process import share_processors
+from engine_process import decoding_in_graphs, share_processors
 from quiet import Machine
 from record import paired_ratio, summary, write
 
@@ -45,8 +45,7 @@ def main() -> None:
     flags: dict[str, object] = {"context": options.context, "max_seqs": max(batches), "draft_tokens": options.drafts}
     if has_gpu_build():  # what is compiled is the same on both sides, and takes minutes; but steps are captured
         sizes = [requests * (options.drafts + 1) for requests in batches]
-        graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
-        flags["vllm_args"] = ("--compilation-config", json.dumps(graphs))
+        flags["vllm_args"] = ("--compilation-config", json.dumps(decoding_in_graphs(sizes)))
     if options.model:
         flags["model"] = options.model
     else:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import qwen35
-from engine_process import run_again, runner_of, serve
+from engine_process import decoding_in_graphs, run_again, runner_of, serve
 from record import write
 
 from thor_spec.vllm_plugin.options import NAME as PLUGIN
@@ -208,8 +208,7 @@ def graphs(options: argparse.Namespace, run: Run, *, gpu: bool) -> dict[str, Any
         return {}
     sizes = [n * (run.drafts + 1) for n in (2**power for power in range(10)) if n <= options.sequences]
     captured = [size for size in sizes if size <= 512]
-    settings = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": captured}
-    return {"compilation_config": settings}
+    return {"compilation_config": decoding_in_graphs(captured)}
 
 
 def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:

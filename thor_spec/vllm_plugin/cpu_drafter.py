@@ -16,7 +16,7 @@ from thor_spec.vllm_plugin import compat
 def install() -> None:
     """Mend both. Safe to call again."""
     compat.DRAFT_CONTEXT_KEYS.wrap(lambda _: normalized)
-    compat.IDLE_PROPOSE.wrap(telling)
+    compat.PROPOSE.wrap(telling)
     compat.GENERATE_DRAFT.wrap(unless_idle)
 
 

@@ -60,12 +60,17 @@ def main(requests_file: Path, folder: Path, argv: Sequence[str]) -> None:
         open_requests = [request for line in lines if not done(folder, request := json.loads(line))]
     if not open_requests:
         return
-    arguments = compat.ENGINE_ARGUMENTS.resolve()
-    parser = arguments.__self__.add_cli_args(compat.ARGUMENT_PARSER.resolve()())
-    engine = compat.OFFLINE_ENGINE.resolve()(arguments(parser.parse_args(engine_flags(argv))))
+    engine = offline(engine_flags(argv))
     confirm(folder)
     for request in open_requests:
         _answer(engine, folder, request)
+
+
+def offline(flags: Sequence[str]) -> Any:
+    """Start the engine in this process, by the flags that ``engine_flags`` returns."""
+    arguments = compat.ENGINE_ARGUMENTS.resolve()
+    parser = arguments.__self__.add_cli_args(compat.ARGUMENT_PARSER.resolve()())
+    return compat.OFFLINE_ENGINE.resolve()(arguments(parser.parse_args(flags)))
 
 
 def confirm(folder: Path) -> None:

@@ -55,12 +55,8 @@ ENGINE_PROCESSES = Seam(
     why="fork the engine from a process that has imported everything, as on a GPU",
     drop_when="the CPU platform spawns its workers alone",
 )
-_DFLASH = "vllm.v1.worker.gpu.spec_decode.dflash.speculator:DFlashSpeculator"
-_IDLE = "leave out a drafter's pass where nothing is drafted"
-_IDLE_UPSTREAM = "the CPU extra moves to vLLM 0.33, which leaves it out"
-IDLE_PROPOSE = Seam(target=f"{_DFLASH}.propose", signature=None, why=_IDLE, drop_when=_IDLE_UPSTREAM)
 GENERATE_DRAFT = Seam(
-    target=f"{_DFLASH}._generate_draft",
+    target="vllm.v1.worker.gpu.spec_decode.dflash.speculator:DFlashSpeculator._generate_draft",
     signature=(
         "self",
         "num_reqs",
@@ -70,8 +66,8 @@ GENERATE_DRAFT = Seam(
         "num_tokens_across_dp",
         "cudagraph_runtime_mode",
     ),
-    why=_IDLE,
-    drop_when=_IDLE_UPSTREAM,
+    why="leave out a drafter's pass where nothing is drafted",
+    drop_when="the CPU extra moves to vLLM 0.33, which leaves it out",
 )
 DRAFT_CONTEXT_KEYS = Seam(
     target="vllm.model_executor.models.qwen3_dflash:DFlashQwen3Model._normalize_context_k",

@@ -77,7 +77,7 @@ class OneStateBuilder(_Builder):
         if found.spec_sequence_masks is not None:
             found.spec_state_indices_tensor = found.spec_state_indices_tensor.contiguous()
             rows = len(found.spec_state_indices_tensor)
-            found.spec_width = m.max_query_len
+            found.spec_width = min(m.max_query_len, 1 + self.vllm_config.num_speculative_tokens)
             if found.num_prefills == 0:  # padding rows follow the verified ones
                 found.spec_rows = self._places[:rows]
             else:

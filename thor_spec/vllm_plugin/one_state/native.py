@@ -34,7 +34,7 @@ class NativeScratch:
     def verify(self, layer: Any, x: torch.Tensor, b: torch.Tensor, a: torch.Tensor, out: torch.Tensor, on: Any) -> None:
         """Write the outputs of verified rows, one after another; states and windows stay as they are."""
         count, kept = on.num_spec_decodes, layer.conv_kernel_size - 1
-        width = min(layer.nodes, on.spec_width)  # rows are padded to the longest of the step, not to K + 1
+        width = on.spec_width  # rows are padded to the longest of the step, not to K + 1
         slots, places = on.spec_state_indices_tensor[:count, 0].long(), on.spec_rows[:count].long() + 1
         self.states[0, places] = layer.state[slots]
         self.windows[places, :, :kept] = layer.window[slots]

@@ -40,17 +40,16 @@ class RecordScratch:
         rows, starts = on.spec_rows[: len(slots)], on.spec_query_start_loc[: len(slots) + 1]
         weight = cpu.conv_weight(layer.conv1d) if x.device.type == "cpu" else layer.conv1d.weight.flatten(1)
         parents, paths = _trees(layer.topology, on)
-        width = min(layer.nodes, on.spec_width)
         mixed = conv_tree(
             x, weight, layer.conv1d.bias, layer.window, slots, parents, starts,
-            width=width, inputs=self.inputs, record_indices=rows, out=x.new_empty(x.shape),
+            width=on.spec_width, inputs=self.inputs, record_indices=rows, out=x.new_empty(x.shape),
         )  # fmt: skip
         keys, values = layer.key_dim // layer.tp_size, layer.value_dim // layer.tp_size
         q, k, v = mixed.split([keys, keys, values], dim=-1)
         gdn_verify(
             q.unflatten(1, (-1, layer.head_k_dim)), k.unflatten(1, (-1, layer.head_k_dim)),
             v.unflatten(1, (-1, layer.head_v_dim)), a, b, layer.A_log, layer.dt_bias, layer.state, slots, starts,
-            self.record, rows, paths=paths, width=width, variant=layer.variant, out=out,
+            self.record, rows, paths=paths, width=on.spec_width, variant=layer.variant, out=out,
         )  # fmt: skip
 
 
