@@ -23,6 +23,7 @@ SERVER_FLAGS = {
     "--middleware": 1,
     "--tool-call-parser": 1,
     "--enable-auto-tool-choice": 0,
+    "--enable-prompt-tokens-details": 0,
 }
 """Flags of the API server, with the number of their values; an offline engine does not know them."""
 
