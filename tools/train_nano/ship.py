@@ -6,6 +6,7 @@ from pathlib import Path
 
 from thor_spec.nano import shipped
 from thor_spec.nano import tokenizer as tiny
+from thor_spec.train import card
 
 LIMIT = 24_000_000  # bytes, all three together
 NEAR_TIE = 0.02  # in logits; float32 on another machine differs by less
@@ -18,8 +19,11 @@ PROMPTS = (
 LEFT = ("metrics.json",)  # goes into evidence, not into the package
 
 
-def ship(trained: Path, package: Path = shipped.FOLDER) -> str:
+def ship(trained: Path, package: Path = shipped.FOLDER, measured: Path | None = None) -> str:
     """Copy the checkpoints that ``trained`` holds into ``package`` and return a line about them.
+
+    Args:
+        measured: record of ``benchmarks/nano.py``, for the drafter's card.
 
     Raises: SystemExit, for a smoke-sized checkpoint, or when the three do not fit.
     """
@@ -33,6 +37,11 @@ def ship(trained: Path, package: Path = shipped.FOLDER) -> str:
         for path in sorted(folder.iterdir()):
             if path.name not in LEFT:
                 files[f"{name}/{path.name}"] = path.read_bytes()
+    if measured is not None:
+        if (card_of := f"{shipped.DRAFTER}/README.md") not in files:
+            raise SystemExit(f"{measured} is about a drafter, and {trained} has no {card_of}.")
+        record = json.loads(measured.read_text(encoding="utf-8"))
+        files[card_of] = card.with_served(files[card_of].decode(), record).encode()
     size = sum(map(len, files.values()))
     if not files or size > LIMIT:
         raise SystemExit(f"{trained} gives {size:,} bytes, allowed are 1 to {LIMIT:,}.")
