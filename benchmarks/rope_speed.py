@@ -1,10 +1,11 @@
 """Whether ``default`` through the plugin is as fast as vLLM without it: two engines, turn about, in one run.
 
-    python benchmarks/rope_speed.py --rounds 41
+    python benchmarks/rope_speed.py --rounds 25
 
-The first layers of Qwen3.5-35B-A3B's dimensions with random weights, so that the device decides, and the steps of many
-requests: those of a small model, or of one request, are the host's time, which differs by a tenth from turn to turn.
-Decoding is measured behind short prompts: behind long ones the first to finish would decode beside the others' prompts.
+As many layers of Qwen3.5-35B-A3B's dimensions, with random weights, as fit twice, and the steps of many requests: then
+the device decides. A step of a dozen layers, or of one request, is the host's time, and that differs by a tenth from
+turn to turn. Decoding is measured behind short prompts: behind long ones the first to finish would decode beside the
+others' prompts. And it is long, so that how a turn begins does not matter.
 Without a GPU the ratio says nothing: what vLLM has no CPU code for, the engine without our plugin interprets.
 """
 
@@ -110,7 +111,7 @@ def measured(argv: list[str], options: argparse.Namespace) -> Callable[[int], di
             {"prompt_token_ids": [300 + (7 * i + n) % 3000 for i in range(prompt)]}
             for n in range(first, first + options.at_once)
         ]
-        settings = params(max_tokens=tokens, temperature=0, ignore_eos=True)
+        settings = params(max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False)
         began = time.perf_counter()
         engine.generate(prompts, settings, use_tqdm=False)
         return time.perf_counter() - began
@@ -127,13 +128,13 @@ def measured(argv: list[str], options: argparse.Namespace) -> Callable[[int], di
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=12, help="of Qwen3.5-35B-A3B's; two engines of 28 GiB at 12")
+    parser.add_argument("--layers", type=int, default=30, help="of Qwen3.5-35B-A3B's; two engines of 61 GiB at 30")
     parser.add_argument("--model", help="instead: a checkpoint")
     parser.add_argument("--at-once", type=int, default=64, help="requests")
     parser.add_argument("--prompt", type=int, default=2048, help="tokens of a prompt whose speed is measured")
-    parser.add_argument("--steps", type=int, default=64, help="of decoding, of each request")
-    parser.add_argument("--kv-cache-memory", type=parse_size, default=4 << 30)
-    parser.add_argument("--rounds", type=int, default=41, help="turns of both")
+    parser.add_argument("--steps", type=int, default=256, help="of decoding, of each request")
+    parser.add_argument("--kv-cache-memory", type=parse_size, default=8 << 30)
+    parser.add_argument("--rounds", type=int, default=25, help="turns of both")
     parser.add_argument("--engine", type=json.loads, help=argparse.SUPPRESS)
     return parser.parse_args()
 

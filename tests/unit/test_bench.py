@@ -2,6 +2,7 @@
 
 import json
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,15 @@ from thor_spec import record
 from thor_spec.bench import chat, dummy, meter, quality, report, serving, statistic, table, workload
 from thor_spec.bench.arms import Arm, parse, undeclared
 from thor_spec.bench.doctests import function_text, grade
-from thor_spec.bench.load import Repetition, Timed, by_place
+from thor_spec.bench.facts import of_plan
+from thor_spec.bench.load import Repetition, Timed, by_length, by_place
 from thor_spec.bench.meter import Meter, Sample
 from thor_spec.bench.turns import turns
+from thor_spec.config import resolve
 from thor_spec.errors import ConfigError
 from thor_spec.gates.verdict import Verdict
 from thor_spec.serve.client import Answer, Forced
+from thor_spec.serve.plan import make_plan
 
 SHARED = {"temperature": 0.7, "batch": 2}
 
@@ -68,6 +72,41 @@ def test_undeclared_differences_are_found_between_arms_and_between_starts() -> N
     assert "differ in extra" in undeclared(arms, {"a": [base], "b": [{**other, "extra": 1}]})[0]
 
 
+DECLARED: dict[str, Any] = {
+    "model": "nano-llada",
+    "draft": "none",
+    "draft_tokens": 3,
+    "max_request_bytes": 1 << 20,
+    "context": 4096,
+    "max_seqs": 4,
+    "kv_cache_memory": 1 << 28,
+    "state": "snapshot",
+    "gdn_kernel": "replay",
+    "drafter_window": 64,
+    "rope": "yarn",
+    "rope_factor": 2.0,
+    "adaptive_drafts": True,
+    "tree": "8",
+    "acceptance_floor": 1.5,
+    "memory_floor": 1 << 30,
+    "environment": {"OMP_NUM_THREADS": "1"},
+    "vllm_args": ("--enable-prefix-caching",),
+}
+
+
+@pytest.mark.parametrize("option", DECLARED)
+def test_a_declared_option_explains_what_the_engine_is_asked_for(option: str) -> None:
+    """Otherwise a comparison of two settings runs to its end, and is then not reported."""
+    shared = {"model": "nano-hybrid", **({"rope": "linear", "rope_factor": 4.0} if option == "rope_factor" else {})}
+    arms = [
+        Arm(name="a", declared={}, shared=shared),
+        Arm(name="b", declared={option: DECLARED[option]}, shared=shared),
+    ]
+    seen = {arm.name: [of_plan(make_plan(resolve(arm.options)))] for arm in arms}
+    assert undeclared(arms, seen) == []
+    assert undeclared([arms[0], replace(arms[1], declared={})], seen) or option in {"memory_floor", "acceptance_floor"}
+
+
 def timed(**changes: Any) -> Timed:
     values = {"kind": "code", "tokens": 10, "prompt_tokens": 5, "ttft_s": 0.1, "tpot_s": 0.01, "rule": "exact"}
     return Timed(**{**values, **changes})
@@ -83,6 +122,7 @@ def repetition(seconds: float = 1.0, **changes: Any) -> Repetition:
         "accepted_by_place": (18.0, 12.0),
         "taken": 32.0,
         "relaxed": 8.0,
+        "by_length": {},
         "joules": None,
         "degrees": None,
         "throttling": None,
@@ -118,6 +158,32 @@ def test_a_comparison_gives_medians_intervals_and_paired_ratios() -> None:
     assert summary["exact"]["accepted_by_place"] == [0.9, 0.6]
     assert summary["exact"]["joules_per_token"] is None
     assert summary["loose"]["joules_per_token"]["median"] == 0.5
+
+
+def test_steps_are_told_by_the_tokens_that_they_draft() -> None:
+    metrics = """# TYPE thor_spec:draft_length_steps counter
+thor_spec:draft_length_steps_total{draft_tokens="15",depth="0+"} 20
+thor_spec:draft_length_steps_total{draft_tokens="15",depth="1024+"} 10
+thor_spec:draft_length_steps_total{draft_tokens="0",depth="0+"} 10
+# TYPE thor_spec:draft_length_tokens counter
+thor_spec:draft_length_tokens_total{draft_tokens="15",depth="0+"} 60
+thor_spec:draft_length_tokens_total{draft_tokens="15",depth="1024+"} 15
+thor_spec:draft_length_tokens_total{draft_tokens="0",depth="0+"} 10
+# TYPE thor_spec:draft_length_seconds counter
+thor_spec:draft_length_seconds_total{draft_tokens="15",depth="0+"} 0.06
+thor_spec:draft_length_seconds_total{draft_tokens="15",depth="1024+"} 0.03
+thor_spec:draft_length_seconds_total{draft_tokens="0",depth="0+"} 0.02
+"""
+    found = by_length(metrics)
+    assert found[15] == {"steps": 30, "tokens": 75, "seconds": pytest.approx(0.09)}
+    told = outcome()
+    told.repetitions["loose"] = [repetition(by_length=found) for _ in range(5)]
+    summary = told.summary()
+    assert summary["exact"]["by_length"] == {}
+    assert summary["loose"]["by_length"][0] == {"share": 0.25, "tokens": 1, "ms": pytest.approx(2)}
+    head, rows = table.chat(summary)
+    told_of = [row[head.index("steps by drafts")] for row in rows]
+    assert told_of == ["-", "0: 25%, 1.00 tokens in 2.00 ms; 15: 75%, 2.50 tokens in 3.00 ms"]
 
 
 RED = Verdict(gate="lossless", passed=False, summary="3 wrong")

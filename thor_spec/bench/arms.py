@@ -27,13 +27,15 @@ _COMMON = {
 }
 SERVER_KEYS = tuple(field.name for field in fields(ServeConfig) if field.name not in {*_COMMON, *RULE_KEYS})
 KEYS = (*REQUEST_KEYS, *SERVER_KEYS, "url")
+FLAG, VARIABLE = "flag ", "environment "
+"""How facts about the engine's command line and environment begin: made of the server's options, which explain them."""
 FOLLOWS = {
-    "draft": ("draft_tokens", "drafter", "additional_config", "middleware", "speculative_config"),
-    "draft_tokens": ("speculative_config",),
-    "tree": ("draft_tokens", "speculative_config", "additional_config"),
-    "model": ("target", "drafter", "draft_tokens", "speculative_config", "served_model", "context"),
+    "draft": ("draft_tokens", "drafter"),
+    "tree": ("draft_tokens",),
+    "model": ("target", "drafter", "draft_tokens", "served_model", "context"),
+    **dict.fromkeys(("rope", "rope_native", "rope_factor", "rope_factors"), ("context",)),
 }
-"""What may change because something else was declared to."""
+"""What may change besides because something else was declared to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,11 +146,14 @@ def undeclared(arms: Sequence[Arm], facts: Mapping[str, Sequence[Mapping[str, An
     for arm in arms[1:]:
         declared = {*arm.declared, *base.declared}
         allowed = declared | {follower for key in declared for follower in FOLLOWS.get(key, ())}
+        starts_otherwise = not declared.isdisjoint(SERVER_KEYS)
         mine, theirs = facts[arm.name][0], facts[base.name][0]
         found += [
             f"{arm.name} and {base.name} differ in {key}, which neither declares: {mine.get(key)!r} and "
             f"{theirs.get(key)!r}"
             for key in sorted({*mine, *theirs})
-            if mine.get(key) != theirs.get(key) and key not in allowed
+            if mine.get(key) != theirs.get(key)
+            and key not in allowed
+            and not (starts_otherwise and key.startswith((FLAG, VARIABLE)))
         ]
     return found

@@ -4,6 +4,7 @@ Arms with the same server share it and take turns within each round; others take
 drifts drifts for all. A round is one repetition of every arm; every other round goes backwards.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,6 +91,7 @@ class Outcome:
                 if arm.name != base and len(others) == len(known):
                     rows[name]["ratio"] = paired_ratio(known, others)
             rows["accepted_by_place"] = _share_by_place(self.repetitions[arm.name])
+            rows["by_length"] = _by_length(self.repetitions[arm.name])
             if arm.name in self.quality:
                 rows["quality"] = self.quality[arm.name].as_dict()
             table[arm.name] = rows
@@ -174,6 +176,24 @@ def _share_by_place(repetitions: Sequence[Repetition]) -> list[float]:
     return [
         sum(r.accepted_by_place[i] for r in repetitions if i < len(r.accepted_by_place)) / drafts for i in range(places)
     ]
+
+
+def _by_length(repetitions: Sequence[Repetition]) -> dict[int, dict[str, float]]:
+    """Return, by the tokens that a step drafts, its share of steps, the tokens that a sequence gains, and its time."""
+    sums: dict[int, Counter[str]] = {}
+    for repetition in repetitions:
+        for length, figures in repetition.by_length.items():
+            sums.setdefault(length, Counter()).update(figures)
+    every = sum(found["steps"] for found in sums.values())
+    return {
+        length: {
+            "share": found["steps"] / every,
+            "tokens": found["tokens"] / found["steps"],
+            "ms": 1000 * found["seconds"] / found["steps"],
+        }
+        for length, found in sorted(sums.items())
+        if found["steps"]
+    }
 
 
 def _line(figures: Mapping[str, float | None]) -> str:

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import thor_spec
 from thor_spec import provenance
+from thor_spec.bench.arms import FLAG, VARIABLE
 from thor_spec.serve.client import Server
 from thor_spec.serve.plan import Plan
 
@@ -25,7 +26,7 @@ def of_server(server: Server, plan: Plan | None) -> dict[str, Any]:
         "served_model": server.model,
         "context": server.context,
         **_cache(server.metrics()),
-        **_of_plan(plan),
+        **of_plan(plan),
         "code": code_digest(),
         "power mode": power_mode(),
         **{f"package {name}": version for name, version in provenance.package_versions().items()},
@@ -54,18 +55,17 @@ def power_mode() -> str | None:
     return " ".join(done.stdout.split()) or None
 
 
-def _of_plan(plan: Plan | None) -> dict[str, Any]:
+def of_plan(plan: Plan | None) -> dict[str, Any]:
+    """Return what a start is asked for; nothing about a server that somebody else started."""
     if plan is None:
         return {}
-    flags = _flags(plan.argv)
-    facts = {name.removeprefix("--").replace("-", "_"): value for name, value in flags.items()}
     return {
-        **{name: value for name, value in facts.items() if f"--{name}" not in _VARYING_FLAGS},
+        **{f"{FLAG}{name}": value for name, value in _flags(plan.argv).items() if name not in _VARYING_FLAGS},
         "target": _files(plan.target.path),
         "drafter": _files(plan.drafter.path) if plan.drafter else None,
         "draft_tokens": plan.draft_tokens,
         "context": plan.context,
-        **{f"environment {name}": value for name, value in plan.environment.items()},
+        **{f"{VARIABLE}{name}": value for name, value in plan.environment.items()},
     }
 
 

@@ -22,6 +22,7 @@ _DRAFTS = "vllm:spec_decode_num_drafts_total"
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 _TAKEN = "thor_spec:accepted_tokens_total"
 _RELAXED = "thor_spec:relaxed_tokens_total"
+_OF_LENGTHS = {f"thor_spec:draft_length_{of}_total": of for of in ("steps", "tokens", "seconds")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,9 @@ class Repetition:
     """Drafts that steps with a relaxed request took; vLLM's ``accepted`` leaves out those behind an answer's end."""
     relaxed: float
     """Of these, those that a threshold allowed."""
+    by_length: Mapping[int, Mapping[str, float]]
+    """With --adaptive-drafts, by the tokens that a step drafts: ``steps``, the ``tokens`` that a sequence gained in
+    them, and their ``seconds``. Steps with prompts, and those where the number changes, are left out."""
     joules: float | None
     degrees: float | None
     throttling: str | None
@@ -84,7 +88,7 @@ def repeat(server: Server, requests: Sequence[Request], *, batch: int, said: Map
     drafts, accepted, taken, relaxed = (
         _total(after, name) - _total(before, name) for name in (_DRAFTS, _ACCEPTED, _TAKEN, _RELAXED)
     )
-    was = by_place(before)
+    was, lengths_were = by_place(before), by_length(before)
     return Repetition(
         seconds=seconds,
         tokens=sum(answer.tokens for answer in answers),
@@ -94,6 +98,10 @@ def repeat(server: Server, requests: Sequence[Request], *, batch: int, said: Map
         accepted_by_place=tuple(count - was.get(place, 0.0) for place, count in sorted(by_place(after).items())),
         taken=taken,
         relaxed=relaxed,
+        by_length={
+            length: {of: value - lengths_were.get(length, {}).get(of, 0.0) for of, value in figures.items()}
+            for length, figures in sorted(by_length(after).items())
+        },
         joules=meter.joules,
         degrees=meter.degrees,
         throttling=meter.throttling,
@@ -154,6 +162,17 @@ def by_place(text: str) -> dict[int, float]:
             if sample.name == _POSITIONS:
                 place = int(sample.labels["position"])
                 found[place] = found.get(place, 0.0) + sample.value
+    return found
+
+
+def by_length(text: str) -> dict[int, dict[str, float]]:
+    """Return the figures of steps by the tokens that they draft, over all depths, from the text of ``/metrics``."""
+    found: dict[int, dict[str, float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if of := _OF_LENGTHS.get(sample.name):
+                figures = found.setdefault(int(sample.labels["draft_tokens"]), dict.fromkeys(_OF_LENGTHS.values(), 0.0))
+                figures[of] += sample.value
     return found
 
 

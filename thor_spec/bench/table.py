@@ -19,11 +19,22 @@ def chat(summary: Mapping[str, Any]) -> tuple[Row, list[Row]]:
     columns = [c for c in CHAT if any(rows.get(c[0]) for rows in summary.values())]
     has_quality = any("quality" in rows for rows in summary.values())
     judged = ["doctests", "parses", "perplexity", "distinct 1/2/3"] if has_quality else []
-    head = ["arm", *(title for _, title, _ in columns), *judged]
+    lengths = ["steps by drafts"] if any(rows.get("by_length") for rows in summary.values()) else []
+    head = ["arm", *(title for _, title, _ in columns), *lengths, *judged]
     return head, [
-        [name, *(_cell(rows.get(k), f) for k, _, f in columns), *_quality(rows, judged)]
+        [
+            name,
+            *(_cell(rows.get(k), f) for k, _, f in columns),
+            *(_by_length(rows.get("by_length") or {}) for _ in lengths),
+            *_quality(rows, judged),
+        ]
         for name, rows in summary.items()
     ]
+
+
+def _by_length(found: Mapping[Any, Mapping[str, float]]) -> str:
+    each = (f"{k}: {f['share']:.0%}, {f['tokens']:.2f} tokens in {f['ms']:.2f} ms" for k, f in found.items())
+    return "; ".join(each) or "-"
 
 
 def _quality(rows: Mapping[str, Any], judged: Sequence[str]) -> list[str]:
