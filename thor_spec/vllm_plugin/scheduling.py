@@ -62,7 +62,10 @@ def prompts_only(stock: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``KVCacheCoordinator.cache_blocks``, which leaves a hybrid's answers out where their states are."""
 
     def cache_blocks(self: Any, request: Any, num_computed_tokens: int) -> None:
-        if self.kv_cache_config.has_mamba_layers and self.retention_interval == 0:
+        if (applies := vars(self).get("thor_spec_prompts_only")) is None:  # asked for every request in every step
+            applies = self.kv_cache_config.has_mamba_layers and self.retention_interval == 0
+            self.thor_spec_prompts_only = applies
+        if applies:
             num_computed_tokens = min(num_computed_tokens, request.num_prompt_tokens)
         stock(self, request, num_computed_tokens)
 
