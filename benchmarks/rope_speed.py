@@ -1,6 +1,6 @@
 """Whether ``default`` through the plugin is as fast as vLLM without it: two engines, turn about, in one run.
 
-    python benchmarks/rope_speed.py --rounds 25
+    python benchmarks/rope_speed.py --rounds 41
 
 As many layers of Qwen3.5-35B-A3B's dimensions, with random weights, as fit twice, and the steps of many requests: then
 the device decides. A step of a dozen layers, or of one request, is the host's time, and that differs by a tenth from
@@ -134,7 +134,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=2048, help="tokens of a prompt whose speed is measured")
     parser.add_argument("--steps", type=int, default=256, help="of decoding, of each request")
     parser.add_argument("--kv-cache-memory", type=parse_size, default=8 << 30)
-    parser.add_argument("--rounds", type=int, default=25, help="turns of both")
+    parser.add_argument("--rounds", type=int, default=41, help="turns of both")
     parser.add_argument("--engine", type=json.loads, help=argparse.SUPPRESS)
     return parser.parse_args()
 
