@@ -208,12 +208,31 @@ def test_random_batches(seed: int, device: str) -> None:
 
 def test_parts_may_be_kept_and_hold_old_numbers(device: str) -> None:
     args = case(*BATCHES["mixed"], device)
-    parts = kernel.Parts.allocate(100, 4, 16, SPLIT.splits, device)
+    parts = kernel.Parts.allocate(200, 4, 16, SPLIT.splits, device)
     parts.acc.fill_(torch.nan)
     parts.total.fill_(7.0)
     parts.highest.fill_(100.0)
     want = check(kernel, args, tiles=SPLIT)
     assert_same_bits("output", want, kernel.tree_attention(**args, tiles=SPLIT, width=17, parts=parts))
+
+
+def test_prompts_beside_trees_need_no_parts(device: str) -> None:
+    """A prompt of thousands of tokens in the step would take gigabytes, which the engine's profile has not seen."""
+    trees, contexts = [comb(12), chain(1)], [200, 31]
+    alone = case(trees, contexts, device)
+    want = kernel.tree_attention(**alone, tiles=SPLIT, width=12)
+    prompt = torch.randn(300, *alone["q"].shape[1:], device=device, dtype=alone["q"].dtype)
+    nodes = alone["cu_nodes"]
+    beside = {
+        **alone,
+        "q": torch.cat((prompt, alone["q"])),
+        "cu_nodes": torch.cat((nodes[:1], nodes + 300)),
+        "seq_lens": torch.cat((torch.zeros_like(alone["seq_lens"][:1]), alone["seq_lens"])),
+        "block_table": torch.cat((alone["block_table"][:1], alone["block_table"])),
+        "masks": torch.cat((alone["masks"][:1], alone["masks"])),
+    }
+    parts = kernel.Parts.allocate(3 * 12, 4, alone["q"].shape[2], SPLIT.splits, device)
+    assert_same_bits("output", want, kernel.tree_attention(**beside, tiles=SPLIT, width=12, parts=parts)[300:])
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -261,6 +280,8 @@ def test_tiles_fill_the_device(sms: int, width: int, requests: int) -> None:
         ("table = block_table + i_r * TABLE", "table = block_table"),
         ("inside = (i < used)[:, None] &", "inside = (i < 99)[:, None] &"),
         ("| (used == 1):", "| (used == 99):"),
+        ("(i_r.to(tl.int64) * width + node)", "node"),  # requests in each other's parts
+        ("(i_r.to(tl.int64) * width + t)", "t"),
         ("tl.cdiv(tiles, splits), LEAST", "tiles // splits, LEAST"),
         ("(length <= 0) |", "(length < 0) |"),
         ("start % SIZE + tl", "start % (SIZE - 1) + tl"),
@@ -301,9 +322,10 @@ def compare(module: ModuleType, args: dict[str, Any]) -> None:
 
 
 def run(module: ModuleType, args: dict[str, Any], tiles: Tiles, window: int | None) -> torch.Tensor:
-    tokens, heads, dim = args["q"].shape
-    parts = module.Parts.allocate(tokens, heads, dim, tiles.splits, args["q"].device)
+    _, heads, dim = args["q"].shape
+    requests, width = args["masks"].shape
+    parts = module.Parts.allocate(requests * width, heads, dim, tiles.splits, args["q"].device)
     parts.acc.fill_(torch.nan)
     out = torch.full_like(args["q"], torch.nan)
-    module.tree_attention(**args, tiles=tiles, width=args["masks"].shape[1], out=out, window=window, parts=parts)
+    module.tree_attention(**args, tiles=tiles, width=width, out=out, window=window, parts=parts)
     return out

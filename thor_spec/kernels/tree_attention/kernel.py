@@ -122,9 +122,9 @@ def _attend(acc, total, highest, rows, start, end, near, far, context, mask, pos
     return acc, total, now
 
 
-@triton.jit(do_not_specialize=["splits", "window"])
+@triton.jit(do_not_specialize=["splits", "window", "width"])
 def _part(q, keys, values, block_table, seq_lens, masks, cu_nodes, key_scale, value_scale, out, part, part_max,
-          part_sum, scale_log2, window, splits,
+          part_sum, scale_log2, window, splits, width,
           Q_T: tl.constexpr, Q_H: tl.constexpr, OUT_T: tl.constexpr, OUT_H: tl.constexpr, K_B: tl.constexpr,
           K_S: tl.constexpr, K_H: tl.constexpr, V_B: tl.constexpr, V_S: tl.constexpr, V_H: tl.constexpr,
           TABLE: tl.constexpr, MASKS: tl.constexpr, SIZE: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr,
@@ -190,7 +190,7 @@ def _part(q, keys, values, block_table, seq_lens, masks, cu_nodes, key_scale, va
     inside = own[:, None] & (d < D)[None, :]
     if SPLIT:  # noqa: SIM102 -- decided by the compiler
         if used > 1:
-            at_part = ((first + node) * HQ + head_q) * splits + split
+            at_part = ((i_r.to(tl.int64) * width + node) * HQ + head_q) * splits + split
             tl.store(part_max + at_part, highest, mask=own)
             tl.store(part_sum + at_part, total, mask=own)
             tl.store(part + at_part[:, None] * D + d[None, :], acc, mask=inside)
@@ -200,8 +200,8 @@ def _part(q, keys, values, block_table, seq_lens, masks, cu_nodes, key_scale, va
     tl.store(p_out, rounded(mean, out.dtype.element_ty, INTERPRETED), mask=inside)
 
 
-@triton.jit(do_not_specialize=["splits", "window"])
-def _merge(part, part_max, part_sum, seq_lens, cu_nodes, out, window, splits, OUT_T: tl.constexpr,
+@triton.jit(do_not_specialize=["splits", "window", "width"])
+def _merge(part, part_max, part_sum, seq_lens, cu_nodes, out, window, splits, width, OUT_T: tl.constexpr,
            OUT_H: tl.constexpr, HQ: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
            LEAST: tl.constexpr, BS: tl.constexpr, WINDOWED: tl.constexpr, INTERPRETED: tl.constexpr,
            EARLY: tl.constexpr):  # fmt: skip
@@ -215,7 +215,7 @@ def _merge(part, part_max, part_sum, seq_lens, cu_nodes, out, window, splits, OU
     if (length <= 0) | (t >= count) | (used == 1):
         return
     d = tl.arange(0, BD)
-    at_part = ((first + t) * HQ + head) * splits
+    at_part = ((i_r.to(tl.int64) * width + t) * HQ + head) * splits
     highest = tl.full([BS], float("-inf"), tl.float32)
     total = tl.zeros([BS], tl.float32)
     merged = tl.zeros([BS, BD], tl.float32)
@@ -239,19 +239,22 @@ def _merge(part, part_max, part_sum, seq_lens, cu_nodes, out, window, splits, OU
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Where programs that share a sequence leave their parts. One set serves all layers."""
+    """Where programs that share a sequence leave their parts. One set serves all layers.
+
+    N: requests times the nodes that each may have, whatever other tokens a step brings.
+    """
 
     acc: torch.Tensor
-    """[T, HQ, splits, D], float32."""
+    """[N, HQ, splits, D], float32."""
     highest: torch.Tensor
-    """[T, HQ, splits], float32, in powers of two."""
+    """[N, HQ, splits], float32, in powers of two."""
     total: torch.Tensor
-    """[T, HQ, splits], float32."""
+    """[N, HQ, splits], float32."""
 
     @classmethod
-    def allocate(cls, tokens: int, heads: int, dim: int, splits: int, device: torch.device | str) -> Self:
-        """Return buffers for up to ``tokens`` nodes in a launch."""
-        acc = torch.empty(tokens, heads, splits, dim, dtype=torch.float32, device=device)
+    def allocate(cls, nodes: int, heads: int, dim: int, splits: int, device: torch.device | str) -> Self:
+        """Return buffers for launches of up to ``nodes``, a request's most times the requests."""
+        acc = torch.empty(nodes, heads, splits, dim, dtype=torch.float32, device=device)
         highest, total = torch.empty_like(acc[..., 0]).contiguous(), torch.empty_like(acc[..., 0]).contiguous()
         return cls(acc, highest, total)
 
@@ -285,8 +288,8 @@ def tree_attention(
 
     Raises: ConfigError, if a shape or layout does not fit.
     """
-    tokens, heads, dim = q.shape
-    kv_heads = keys.shape[2]
+    _, heads, dim = q.shape
+    kv_heads, requests = keys.shape[2], seq_lens.numel()
     out = torch.empty_like(q) if out is None else out
     if scale <= 0:
         raise ConfigError(f"tree_attention: scale={scale} must be positive: scores are scaled behind their maximum.")
@@ -298,19 +301,20 @@ def tree_attention(
     if any(t.stride(-1) != 1 for t in (q, keys, values, out, masks, block_table)):
         raise ConfigError("tree_attention: the last axis of each tensor must be adjacent.")
     if tiles.splits > 1 and parts is None:
-        parts = Parts.allocate(tokens, heads, dim, tiles.splits, q.device)
-    if parts is not None and (parts.acc.shape[1:] != (heads, tiles.splits, dim) or parts.acc.shape[0] < tokens):
+        parts = Parts.allocate(requests * width, heads, dim, tiles.splits, q.device)
+    if parts is not None and (
+        parts.acc.shape[1:] != (heads, tiles.splits, dim) or parts.acc.shape[0] < requests * width
+    ):
         raise ConfigError(
-            f"tree_attention: parts of {tuple(parts.acc.shape)} do not fit {tokens} nodes, {heads} heads, "
-            f"{tiles.splits} splits, dim {dim}."
+            f"tree_attention: parts of {tuple(parts.acc.shape)} do not fit {requests} times {width} nodes, {heads} "
+            f"heads, {tiles.splits} splits, dim {dim}."
         )
     group, block_d = heads // kv_heads, max(16, triton.next_power_of_2(dim))
     acc, highest, total = (parts.acc, parts.highest, parts.total) if parts else (None, None, None)
-    requests = seq_lens.numel()
     split, early = tiles.splits > 1, launches_early(q.device)
     shared = {
         "seq_lens": seq_lens, "cu_nodes": cu_nodes, "out": out, "part": acc, "part_max": highest, "part_sum": total,
-        "window": window or 0, "splits": tiles.splits, "OUT_T": out.stride(0), "OUT_H": out.stride(1), "HQ": heads,
+        "window": window or 0, "splits": tiles.splits, "width": width, "OUT_T": out.stride(0), "OUT_H": out.stride(1), "HQ": heads,
         "D": dim, "BD": block_d, "BN": tiles.slots, "LEAST": tiles.least, "WINDOWED": window is not None,
         "INTERPRETED": env.triton_interprets(), "EARLY": split and early,
     }  # fmt: skip
