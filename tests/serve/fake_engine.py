@@ -98,7 +98,11 @@ class Handler(BaseHTTPRequestHandler):
         tokens = [calls["completions"] if unlike else 5] * body["max_tokens"]
         choice = {"token_ids": tokens[:-1] if "short answer" in now else tokens, "text": "as ever, and more"}
         choice["prompt_token_ids"] = [7, 8, 9]
-        if body.get("stream"):
+        if "no choices" in now:
+            self.answer('{"object": "error"}')
+        elif body.get("stream") and "stream breaks off" in now:
+            self.answer('data: {"error": {"message": "EngineCore died"}}\n\ndata: [DONE]\n\n')
+        elif body.get("stream"):
             self.answer(f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n")
         else:
             self.answer(json.dumps({"choices": [choice]}))

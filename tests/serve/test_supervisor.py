@@ -121,6 +121,8 @@ def test_a_second_signal_skips_the_grace(plan: Callable[..., Plan], port: int) -
         ("bad tool call", CanaryError, "tool call came back malformed"),
         ("no drafts", CanaryError, "drafted nothing"),
         ("errors", CanaryError, "answered 500"),
+        ("stream breaks off", CanaryError, "EngineCore died"),
+        ("no choices", CanaryError, 'was answered with {"object": "error"}'),
         ("die in canary", EngineStartError, "RuntimeError: the kernel gave up"),
     ],
 )

@@ -63,7 +63,9 @@ class DeadEngine:
     told: BaseException | None = None
 
     @classmethod
-    def start(cls, *args: Any, **options: Any) -> Self:
+    def start(cls, *args: Any, output: Path, **options: Any) -> Self:
+        with output.open("a") as log:
+            log.write("INFO fine\n[rank0]: ValueError: No available memory for the cache blocks.\n[rank0]: more\n")
         return cls()
 
     def check(self) -> None:
@@ -81,7 +83,7 @@ def test_an_engine_that_dies_is_told_with_its_cause_before_the_guard_looks(
 ) -> None:
     monkeypatch.setattr(tree, "GuardedJob", DeadEngine)
     log = tmp_path / "log"
-    log.write_text("INFO fine\n[rank0]: ValueError: No available memory for the cache blocks.\n[rank0]: more\n")
+    log.write_text("ValueError: what an earlier run died of\n")
     plan: Any = SimpleNamespace(
         environment={}, resolved=SimpleNamespace(config=SimpleNamespace(memory_floor=None))
     )  # fmt: skip

@@ -128,16 +128,14 @@ def judge(names: tuple[str, ...], servers: Servers, asked: dict[str, Any]) -> "l
 
 def trees(wanted: dict[str, Any], profile: Path | None, *, rows: int, plant: bool = False, seed: int = 0) -> "Verdict":
     """Judge the branch-state invariants in an engine of its own, started as ``wanted``."""
-    from thor_spec import env
     from thor_spec.cli.starting import planned
     from thor_spec.gates import tree
+    from thor_spec.serve import log
 
     plan = planned(wanted, profile).plan
     given = tree.job(plan, rows=wanted["max_seqs"], verified_rows=rows, faults=plant, seed=seed)
-    log = env.cache_dir() / "logs" / "verify-tree.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     say = functools.partial(print, file=sys.stderr, flush=True)
-    return tree.verdict(tree.run(plan, given, log=log, say=say))
+    return tree.verdict(tree.run(plan, given, log=log.open_path(None, kind="verify-tree"), say=say))
 
 
 def conclude(name: str, verdicts: "list[Verdict]", options: dict[str, Any], out: Path | None, *, as_json: bool) -> None:

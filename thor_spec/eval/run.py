@@ -132,9 +132,8 @@ def _fill(
     wait: bool,
 ) -> None:
     log_file = log.open_path(out / f"{name}.log")
-    tail = log.Tail(log_file)
     argv = (sys.executable, "-m", scoring.__name__, str(out / REQUESTS), str(folder), json.dumps(list(plan.argv)))
-    with _receipts() as receipts, StopRequests() as stop:
+    with log.Tail(log_file) as tail, _receipts() as receipts, StopRequests() as stop:
         environment = {**plan.child_environment(), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         environment[env.RECEIPTS_VARIABLE] = str(receipts)
         with GuardedJob.start(
@@ -160,9 +159,7 @@ def _fill(
             guarded.check()
             progress.look()
             if code:
-                for found in receipt.collect(receipts):
-                    if found.state == "failed":
-                        raise ConfigError(found.error)
+                receipt.require_none_failed(receipts)
                 lines = [line for line in tail.all_lines() if line.strip()]
                 odd = failure.first_odd_line(lines) or (lines[-1] if lines else "it wrote nothing")
                 raise EngineStartError(f"The engine of {name} ended with {code}: {failure.told(odd, log_file)}")

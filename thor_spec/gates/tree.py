@@ -17,6 +17,7 @@ from thor_spec.gates.gate import Paced
 from thor_spec.gates.verdict import Verdict
 from thor_spec.guard.guarded import GuardedJob, Settings
 from thor_spec.serve import failure
+from thor_spec.serve.log import Tail
 from thor_spec.serve.plan import Plan
 from thor_spec.vllm_plugin.options import NAME
 
@@ -70,21 +71,24 @@ def run(plan: Plan, given: Mapping[str, Any], *, log: Path, say: Callable[[str],
     """Run the job under the guard. Raises: EngineStartError, if the engine dies; what the guard raises.
 
     Args:
-        log: where its output goes.
+        log: where its output goes, behind that of earlier runs.
         say: told how far it has come, a line at a time.
     """
     with tempfile.TemporaryDirectory() as folder:
         asked, answer, progress = (Path(folder) / name for name in ("job.json", "result.json", "progress"))
         asked.write_text(json.dumps(given))
         changes = {**plan.environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # it must be looked at from within
-        with GuardedJob.start(
-            [sys.executable, "-m", MODULE, str(asked), str(answer), str(progress)],
-            env=env.child_environment(changes),
-            output=log,
-            title="verify tree",
-            settings=Settings(floor_bytes=plan.resolved.config.memory_floor),
-            notice=lambda _: None,
-        ) as guarded:
+        with (
+            Tail(log) as tail,
+            GuardedJob.start(
+                [sys.executable, "-m", MODULE, str(asked), str(answer), str(progress)],
+                env=env.child_environment(changes),
+                output=log,
+                title="verify tree",
+                settings=Settings(floor_bytes=plan.resolved.config.memory_floor),
+                notice=lambda _: None,
+            ) as guarded,
+        ):
             told, tell = "", Paced(say, at_once=True)
             while (code := guarded.job.wait(POLL_S)) is None:
                 guarded.check()
@@ -94,8 +98,7 @@ def run(plan: Plan, given: Mapping[str, Any], *, log: Path, say: Callable[[str],
             guarded.check()
             guarded.cause = f"the engine ended with status {code}"
             if code != 0 or not answer.is_file():  # within, so that what the guard may find later tells it, too
-                with log.open(errors="replace") as lines:
-                    why = failure.told(failure.cause(lines, log), log)
+                why = failure.told(failure.cause(tail.all_lines(), log), log)
                 raise EngineStartError(f"The engine of verify tree ended with status {code}: {why}")
         found: dict[str, Any] = json.loads(answer.read_text())
         return found

@@ -130,8 +130,7 @@ def _ask_many(client: httpx.Client, model: str) -> None:
 
 def _ask_long(client: httpx.Client, model: str, context: int) -> None:
     """Ask a prompt of many tokens twice: where prefixes are cached, the second answer comes from the cache."""
-    choice = _sent(client, "POST", "/v1/completions", {**_completion(model), "max_tokens": 1}).json()["choices"][0]
-    ids = choice["prompt_token_ids"]
+    ids = _first_choice(client, {**_completion(model), "max_tokens": 1})["prompt_token_ids"]
     length = min(LONG_TOKENS, context - TOKENS)
     prompt = (ids * (length // len(ids) + 1))[:length]
     first, again = _complete(client, model, prompt), _complete(client, model, prompt)
@@ -144,13 +143,13 @@ def _ask_cached(client: httpx.Client, model: str, context: int) -> bool:
     length = block + block // 2
     if not block or length + TOKENS > context:
         return False
-    ids = _sent(client, "POST", "/v1/completions", {**_completion(model), "max_tokens": 1}).json()["choices"][0]
-    prompt = (ids["prompt_token_ids"] * (length // len(ids["prompt_token_ids"]) + 1))[:length]
+    ids = _first_choice(client, {**_completion(model), "max_tokens": 1})["prompt_token_ids"]
+    prompt = (ids * (length // len(ids) + 1))[:length]
     body = {**_completion(model, prompt), "logprobs": 1}
     hits = metrics.totals(_get(client, "/metrics")).get(HITS, 0)
     salts = uuid.uuid4().hex, uuid.uuid4().hex
-    asked = [_sent(client, "POST", "/v1/completions", {**body, "cache_salt": salts[i]}).json() for i in (0, 1, 1)]
-    found = [(a["choices"][0]["token_ids"], a["choices"][0]["logprobs"]["token_logprobs"]) for a in asked]
+    asked = [_first_choice(client, {**body, "cache_salt": salts[i]}) for i in (0, 1, 1)]
+    found = [(choice["token_ids"], choice["logprobs"]["token_logprobs"]) for choice in asked]
     if found[2] != found[0]:
         raise CanaryError(
             f"A prompt of {length} tokens got another answer from the prefix cache than without it: cached states are "
@@ -190,7 +189,7 @@ def _require_speculation(drafts: int, accepted: int, floor: float | None) -> Non
 def _require_golden(client: httpx.Client, model: str, golden: Golden) -> None:
     for prompt, text in golden:
         body = {**_completion(model, prompt), "max_tokens": len(text.encode())}  # a token has a byte at least
-        answer = _sent(client, "POST", "/v1/completions", body).json()["choices"][0]["text"]
+        answer = _first_choice(client, body)["text"]
         if not answer.startswith(text):
             raise CanaryError(
                 f"The golden answer to {prompt[:60]!r} is {text[:60]!r}, and the engine says {answer[:60]!r}: weights, "
@@ -202,11 +201,7 @@ def probe(url: str, model: str, *, tokens: int, timeout_s: float, api_key: str |
     """Ask a serving engine for some tokens of plain text and return them. Raises: CanaryError."""
     body = {**_completion(model), "max_tokens": tokens}
     with _client(url, timeout_s, api_key) as client:
-        answer = _sent(client, "POST", "/v1/completions", body)
-    try:
-        return list(answer.json()["choices"][0]["token_ids"])
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise CanaryError(f"The request was answered with {answer.text[:200]}. See the engine's log.") from error
+        return list(_first_choice(client, body)["token_ids"])
 
 
 def _client(url: str, timeout_s: float, api_key: str | None) -> httpx.Client:
@@ -234,6 +229,15 @@ def _sent(client: httpx.Client, method: str, path: str, body: Any) -> httpx.Resp
     return response
 
 
+def _first_choice(client: httpx.Client, body: Any, path: str = "/v1/completions") -> dict[str, Any]:
+    answer = _sent(client, "POST", path, body)
+    try:
+        found: dict[str, Any] = answer.json()["choices"][0]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise CanaryError(f"POST {path} was answered with {answer.text[:200]}. See the engine's log.") from error
+    return found
+
+
 def _completion(model: str, prompt: str | list[int] = PROMPT) -> dict[str, Any]:
     return {
         "model": model,
@@ -246,8 +250,7 @@ def _completion(model: str, prompt: str | list[int] = PROMPT) -> dict[str, Any]:
 
 
 def _complete(client: httpx.Client, model: str, prompt: str | list[int] = PROMPT) -> list[int]:
-    choice = _sent(client, "POST", "/v1/completions", _completion(model, prompt)).json()["choices"][0]
-    return _require_tokens("plain request", choice["token_ids"])
+    return _require_tokens("plain request", _first_choice(client, _completion(model, prompt))["token_ids"])
 
 
 def _stream(client: httpx.Client, model: str) -> list[int]:
@@ -259,7 +262,10 @@ def _stream(client: httpx.Client, model: str) -> list[int]:
                 if line == "data: [DONE]":
                     done = True
                 elif line.startswith("data: "):
-                    for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                    event = json.loads(line.removeprefix("data: "))
+                    if "choices" not in event:  # vLLM tells of a failure in the stream, under status 200
+                        raise CanaryError(f"The streaming request broke off: {line[6:206]}. See the engine's log.")
+                    for choice in event["choices"]:
                         tokens += choice.get("token_ids") or []
     except httpx.HTTPError as error:
         raise CanaryError(f"The streaming request failed: {error or type(error).__name__}. See the log.") from error
@@ -283,7 +289,7 @@ def _call_tool(client: httpx.Client, model: str) -> None:
         "max_tokens": 128,  # a byte-level tokenizer needs most of them
         "temperature": 0,
     }
-    message = _sent(client, "POST", "/v1/chat/completions", body).json()["choices"][0]["message"]
+    message = _first_choice(client, body, "/v1/chat/completions")["message"]
     try:
         arguments = json.loads(message["tool_calls"][0]["function"]["arguments"])
         valid = arguments["tz"] in _ZONES

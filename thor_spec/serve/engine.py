@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from thor_spec.errors import EngineDeadError, EngineStartError, PlatformError, with_exit_code
+from thor_spec.errors import EngineDeadError, EngineStartError, PlatformError
 from thor_spec.guard import processes
 from thor_spec.guard.guarded import GuardedJob
 from thor_spec.guard.memory import GIB
@@ -173,20 +173,15 @@ class Engine:
 
     def _require_alive(self, error: type[EngineStartError | EngineDeadError], when: str) -> None:
         self._guarded.check()
-        self._require_no_failed_receipt()
+        receipt.require_none_failed(self._receipts)
         if (code := self._job.poll()) is None:
             return
         self._guarded.check()  # the watchdog speaks before it kills: its reason wins over what it caused
-        self._require_no_failed_receipt()
+        receipt.require_none_failed(self._receipts)
         raise error(f"The engine ended {when} (status {code}): {self._cause()}")
 
     def _cause(self) -> str:
         return failure.told(failure.cause(self._tail.all_lines(), self._log_file), self._log_file)
-
-    def _require_no_failed_receipt(self) -> None:
-        for found in receipt.collect(self._receipts):
-            if found.state == "failed":
-                raise with_exit_code(found.exit_code)(found.error)
 
     def _engines(self) -> list[processes.Process]:
         """Return the job's processes that left an engine's receipt, which names them as they know themselves."""

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Self
 
 from thor_spec import env
 from thor_spec.errors import ConfigError
@@ -15,20 +16,25 @@ LEAST_FREE_BYTES = 1 << 20
 """An engine writes less at a start; with less free, nobody could read why it failed."""
 
 
-def open_path(named: Path | None) -> Path:
-    """Return the log file to append to, created so that a wrong path fails now. Raises: ConfigError."""
-    path = named or env.cache_dir() / "logs" / f"serve-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
+def open_path(named: Path | None, kind: str = "serve") -> Path:
+    """Return the log file to append to, created so that a wrong path fails now. Raises: ConfigError.
+
+    Args:
+        named: None makes one; of those of the same ``kind`` the last ones are kept.
+    """
+    path = named or env.cache_dir() / "logs" / f"{kind}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
     try:
         if named is None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            for old in sorted(path.parent.glob("serve-*.log"))[: -KEPT + 1]:
+            for old in sorted(path.parent.glob(f"{kind}-*.log"))[: -KEPT + 1]:
                 old.unlink(missing_ok=True)
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
         if is_full(path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise ConfigError(
-            f"The log {path} cannot be written ({error.strerror}). Name another place with --log-file."
+            f"The log {path} cannot be written ({error.strerror}). Name another place with --log-file, or another folder "
+            "with XDG_CACHE_HOME."
         ) from error
     return path
 
@@ -58,6 +64,8 @@ class Tail:
         self._file.seek(self._start)
         return self._file.read().replace("\r", "\n").split("\n")
 
-    def close(self) -> None:
-        """Close the file."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._file.close()

@@ -25,7 +25,7 @@ EXACT = ("--prefix-cache-retention-interval", "0")
 TELL = "--enable-prompt-tokens-details"
 _ENGINE_FLAGS = frozenset(
     {"--attention-backend", "--block-size", "--enforce-eager", "--kv-cache-dtype", "--mamba-block-size",
-     "--mamba-ssm-cache-dtype", "--moe-backend", "--quantization", "--tensor-parallel-size"}
+     "--mamba-ssm-cache-dtype", "--max-num-batched-tokens", "--moe-backend", "--quantization", "--tensor-parallel-size"}
 )  # fmt: skip
 
 
@@ -88,7 +88,8 @@ def _note(config: ServeConfig, target: Checkpoint, drafter: Checkpoint, draft_to
         "versions": [version(), __version__],
         "target": _files(target),
         "drafter": _files(drafter),
-        "draft_tokens": draft_tokens,
+        "drafts": [draft_tokens, config.tree, config.adaptive_drafts],
+        "rope": [config.rope, config.rope_native, config.rope_factor, str(config.rope_factors), config.rope_drafter],
         "state": [config.state, config.gdn_kernel],
         "drafter_window": config.drafter_window,
         "parallel": [config.tensor_parallel, config.pipeline_parallel, config.data_parallel],

@@ -97,9 +97,8 @@ class _Service:
     def run(self, began: float, *, may_restart: bool) -> None:
         """Run one engine, from its start to its end."""
         plan = self.plan
-        tail = log.Tail(self.log_file)
         start = history.key(plan.argv, seam.version() or "")
-        with _receipts_folder() as receipts:
+        with log.Tail(self.log_file) as tail, _receipts_folder() as receipts:
             environment = {**plan.child_environment(), env.RECEIPTS_VARIABLE: str(receipts)}
             with GuardedJob.start(
                 plan.argv,

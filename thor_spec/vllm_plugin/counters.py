@@ -1,7 +1,7 @@
 """Counts of the engine process, read by the process that answers ``/metrics``.
 
-The two share a small file in the launcher's folder. The engine adds on its device and copies the sums out every few
-steps, without waiting for the device; a reader maps the file.
+The engine adds on its device and copies the sums out every ``EVERY`` steps, without waiting for the device: when
+traffic stops, what is read may lack the last ones until it goes on.
 """
 
 import os
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from thor_spec import env
+from thor_spec.vllm_plugin import tables
 
 EVERY = 16  # steps between copies
 DRAFTS, DENOISING, TREES, PHASES, BUDGETS = "counts", "denoising", "trees", "phases", "budgets"
@@ -42,7 +43,7 @@ class Writer:
     def __init__(self, path: Path | None, shape: tuple[int, ...], device: torch.device) -> None:
         self.counts = torch.zeros(shape, dtype=torch.int64, device=device)
         """Added to by the sampler, int64."""
-        self._file = _numbers(path, shape)
+        self._file = tables.create(path, shape)
         self._steps = 0
         self._copy = torch.zeros(shape, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._under_way: torch.cuda.Event | None = None
@@ -75,7 +76,7 @@ class HostWriter:
     """Likewise, for what the engine's host counts itself."""
 
     def __init__(self, path: Path | None, shape: tuple[int, ...]) -> None:
-        self.counts = _numbers(path, shape)
+        self.counts = tables.create(path, shape)
         """Added to, int64; the file itself."""
 
     @classmethod
@@ -89,17 +90,6 @@ def _path(kind: str, parallel: Any) -> Path | None:
     return folder / f"{os.getpid()}.{kind}.npy" if folder and is_first else None
 
 
-def _numbers(path: Path | None, shape: tuple[int, ...]) -> np.ndarray:
-    if path is None:
-        return np.zeros(shape, dtype=np.int64)
-    return np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=shape)  # type: ignore[no-untyped-call,no-any-return]
-
-
 def read(kind: str) -> Iterator[np.ndarray]:
     """Yield the counts of each engine process, as far as there are any."""
-    folder = env.receipts_dir()
-    for path in sorted(folder.glob(f"*.{kind}.npy")) if folder else []:
-        try:
-            yield np.array(np.load(path, mmap_mode="r"))
-        except (OSError, ValueError):  # just being made
-            continue
+    yield from tables.read(env.receipts_dir(), f".{kind}.npy")

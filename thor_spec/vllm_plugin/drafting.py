@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from thor_spec import env
 from thor_spec.dflash.length import Lengths, Situation, least_depth, situation
 from thor_spec.errors import ConfigError
+from thor_spec.vllm_plugin import tables
 from thor_spec.vllm_plugin.options import PluginOptions
 
 DEPTHS = 12
@@ -52,10 +51,7 @@ class Drafting:
         self._before: int | None = None
         self._running: dict[int, _Step] = {}
         self._updated = time.monotonic()
-        shape = (DEPTHS, lengths.arms[-1] + 1, len(WHAT))
-        self._table = np.zeros(shape, dtype=np.int64)
-        if path is not None:
-            self._table = np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=shape)  # type: ignore[no-untyped-call]
+        self._table = tables.create(path, (DEPTHS, lengths.arms[-1] + 1, len(WHAT)))
 
     @classmethod
     def of(cls, scheduler: Any) -> "Self | None":
@@ -160,12 +156,7 @@ def observed(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 def counted(folder: Path | None) -> Iterator[tuple[str, int, int, float]]:
     """Yield what was counted, the length, the least depth of its class, and the figure, where there is any."""
-    total: Any = 0
-    for path in sorted(folder.glob(f"*{_SUFFIX}")) if folder else []:
-        try:
-            total = total + np.array(np.load(path, mmap_mode="r"))
-        except (OSError, ValueError):  # just being made
-            continue
+    total: Any = sum(tables.read(folder, _SUFFIX))
     if isinstance(total, int):
         return
     for depth, length in zip(*total[:, :, 0].nonzero(), strict=True):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from thor_spec import env
-from thor_spec.errors import ThorSpecError
+from thor_spec.errors import ThorSpecError, with_exit_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +59,10 @@ def collect(folder: Path) -> list[Receipt]:
     """Return the receipts in ``folder``, failures first."""
     receipts = [Receipt(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json"))]
     return sorted(receipts, key=lambda r: ("failed", "engine", "active").index(r.state))
+
+
+def require_none_failed(folder: Path) -> None:
+    """Raises: what a process of the engine failed with, as far as it left a receipt of it; a ThorSpecError."""
+    for found in collect(folder):
+        if found.state == "failed":
+            raise with_exit_code(found.exit_code)(found.error)

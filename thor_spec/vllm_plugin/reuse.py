@@ -1,18 +1,18 @@
 """How much of the requests came from the prefix cache, and why the rest did not.
 
-Kept by the engine's process, read by the one that answers ``/metrics``; they share a small file in the launcher's
-folder.
+Kept by the engine's process, read by the one that answers ``/metrics``.
 """
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from thor_spec import env
+from thor_spec.vllm_plugin import tables
 from thor_spec.vllm_plugin.reasons import REASONS
 
 REMEMBERED = 1 << 16  # blocks; a block's hash takes 32 bytes
@@ -24,9 +24,7 @@ class Account:
     """The engine's end."""
 
     def __init__(self, path: Path | None) -> None:
-        self.table = np.zeros(_SHAPE, dtype=np.int64)
-        if path is not None:
-            self.table = np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=_SHAPE)  # type: ignore[no-untyped-call]
+        self.table = tables.create(path, _SHAPE)
         self._seen: OrderedDict[Any, None] = OrderedDict()
 
     @classmethod
@@ -70,18 +68,7 @@ class Account:
         return "new" if reused else "first"
 
 
-def tables(folder: Path | None) -> Iterator[np.ndarray]:
-    """Yield the table of each engine process in ``folder``, as far as there are any."""
-    for path in sorted(folder.glob(f"*{_SUFFIX}")) if folder else []:
-        try:
-            found = np.array(np.load(path, mmap_mode="r"))
-        except (OSError, ValueError):  # just being made
-            continue
-        if found.shape == _SHAPE:
-            yield found
-
-
 def by_reason(folder: Path | None) -> dict[str, tuple[int, int, int]]:
     """Return requests, their tokens and the reused ones by reason."""
-    total = sum(tables(folder), np.zeros(_SHAPE, dtype=np.int64))
+    total = sum(tables.read(folder, _SUFFIX), np.zeros(_SHAPE, dtype=np.int64))
     return {name: (int(row[0]), int(row[1]), int(row[2])) for name, row in zip(REASONS, total, strict=True)}

@@ -32,7 +32,7 @@ from thor_spec.vllm_plugin.compat.scheduler import *  # noqa: F403
 from thor_spec.vllm_plugin.compat.tree import *  # noqa: F403
 from thor_spec.vllm_plugin.compat.whole import *  # noqa: F403
 from thor_spec.vllm_plugin.options import NAME
-from thor_spec.vllm_plugin.seam import Seam, has_gpu_build, require_supported_version
+from thor_spec.vllm_plugin.seam import Seam, forget_sources, has_gpu_build, require_supported_version
 
 PLUGIN_GROUP = "vllm.general_plugins"
 API_SERVER = "vllm.entrypoints.openai.api_server"
@@ -50,7 +50,10 @@ def problems() -> dict[Seam, str | None]:
     """Return what moved at each seam, or None where nothing did."""
     modules = (runner, acceptance, scheduler, one_state, drafter, tree, rope, diffusion, experts, whole)
     places = [place for module in modules + (() if has_gpu_build() else (cpu,)) for place in seams(module)]
-    return {place: place.problem() for place in (*places, *(model_seam(name) for name in MODELS))}
+    try:
+        return {place: place.problem() for place in (*places, *(model_seam(name) for name in MODELS))}
+    finally:
+        forget_sources()
 
 
 def require_seams() -> str:
