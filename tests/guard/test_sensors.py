@@ -26,7 +26,8 @@ def test_zones_and_devices_are_found_by_type(tmp_path: Path) -> None:
             f"{thermal}/cooling_device9/type": "gpu-throttle-alert\n",
             f"{thermal}/cooling_device9/cur_state": "1\n",
             f"{thermal}/cooling_device12/type": "devfreq-gpu-gpc-0\n",
-            f"{thermal}/cooling_device12/cur_state": "18\n",
+            f"{thermal}/cooling_device12/cur_state": "0\n",
+            f"{thermal}/cooling_device12/max_state": "18\n",
             "soctherm_oc/oc1_event_cnt": "0\n",
             "soctherm_oc/oc2_event_cnt": "8\n",
             "soctherm_oc/oc3_event_cnt": "813\n",
@@ -34,4 +35,8 @@ def test_zones_and_devices_are_found_by_type(tmp_path: Path) -> None:
     )
     assert sensors.read(root) == (55100, True, 821)
     (root / f"{thermal}/cooling_device9/cur_state").write_text("garbage\n")
+    assert sensors.read(root).throttled is False
+    (root / f"{thermal}/cooling_device12/cur_state").write_text("3\n")  # its clock is limited: `top` says so, too
+    assert sensors.read(root).throttled is True
+    (root / f"{thermal}/cooling_device12/cur_state").unlink()
     assert sensors.read(root).throttled is None

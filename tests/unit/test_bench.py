@@ -365,6 +365,7 @@ def test_sensors_tell_power_and_heat(tmp_path: Path) -> None:
         ("[N/A], Active, Not Active, 45", (None, True, 45.0)),
         ("1 W, [N/A], [N/A], [N/A]", (1.0, None, None)),
         ("", (None, None, None)),
+        ("9 W, Not Active, Not Active, 45\n300 W, Active, Active, 90", (9.0, False, 45.0)),  # another one's heat
     ],
 )
 def test_what_nvidia_smi_says(row: str, told: object) -> None:

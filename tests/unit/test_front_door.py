@@ -1,6 +1,9 @@
 """What the middleware does to a body, and what it refuses."""
 
+import asyncio
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -8,7 +11,7 @@ from thor_spec.config import CACHED_CONTROLS, CONTROLS
 from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.diffusion.settings import Denoising
 from thor_spec.errors import ConfigError
-from thor_spec.vllm_plugin.front_door import rewritten
+from thor_spec.vllm_plugin.front_door import FrontDoor, rewritten
 
 SERVER = Acceptance(rule="typical", eps=0.1, delta=0.2)
 
@@ -73,3 +76,28 @@ def test_settings_of_blocks_travel_in_the_extra_arguments() -> None:
 def test_wrong_settings_of_blocks_are_refused(given: object) -> None:
     with pytest.raises(ConfigError):
         rewritten(json.dumps({"thor_spec": given}).encode(), Denoising())
+
+
+@pytest.mark.parametrize("root", ["", "/api"])
+def test_requests_are_known_by_the_path_that_vllm_knows(root: str) -> None:
+    """A server with --root-path puts that before each path."""
+    config = SimpleNamespace(
+        additional_config={"thor_spec": {}},
+        model_config=SimpleNamespace(is_diffusion=False),
+        cache_config=SimpleNamespace(enable_prefix_caching=False),
+    )
+    app: Any = SimpleNamespace(state=SimpleNamespace(vllm_config=config))
+    sent: list[Any] = []
+
+    async def reached(*_: Any) -> None:
+        raise AssertionError("a wrong rule has reached vLLM")
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b'{"thor_spec": {"accept": "nonsense"}}', "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": f"{root}/v1/completions", "root_path": root, "headers": []}
+    asyncio.run(FrontDoor(reached)({**scope, "app": app}, receive, send))
+    assert sent[0]["status"] == 400

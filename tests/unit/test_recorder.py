@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from thor_spec.bench import traces
 from thor_spec.vllm_plugin.recorder import Recorder, hidden
 
@@ -51,3 +53,17 @@ def test_hidden_texts_are_as_long_and_the_same_where_they_were(tmp_path: Path) -
     assert json.loads(session[1]["tool_calls"][0]["function"]["arguments"])
     assert hidden(USER) == session[0]
     assert hidden({**USER, "content": "Where is the cat?"}) != session[0]
+
+
+def test_what_cannot_be_written_down_is_no_matter_of_the_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut = b'{"messages": [{"role": "user", "content": "a cut \\ud83d"}]}'  # half an emoji, as JSON allows
+    for contents in (False, True):
+        assert recorded(tmp_path, cut, contents=contents).read_text()
+    recorder = Recorder(Path("/dev/full"), contents=True)
+    for _ in range(3):
+        recorder.add(json.dumps({"messages": [USER]}).encode())
+    assert [record.getMessage() for record in caplog.records] == [
+        "No more requests are recorded: /dev/full: No space left on device."
+    ]

@@ -96,6 +96,7 @@ def sample(root: Path = ROOT) -> Sample:
 
 def told_by_smi(text: str) -> tuple[float | None, bool | None, float | None]:
     """Return watts, throttled and degrees Celsius of the first GPU in ``nvidia-smi``'s answer."""
+    text = "\n".join(text.splitlines()[:2])
     row = next(iter(smi.parse_query(text)), {})
     reasons = re.findall(r"\b(Not )?Active\b", text)
     return row.get("power.draw"), any(not no for no in reasons) if reasons else None, row.get("temperature.gpu")

@@ -11,6 +11,7 @@ from thor_spec import sysfs
 
 _RAILS = (1, 2, 3)  # of an ina3221; in4 and on are shunts and sums, not rails
 _ALERT = "-throttle-alert"
+_GPU_CLOCK = "devfreq-gpu-gpc-0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +54,7 @@ class Sensors:
     @property
     def gpu_throttled(self) -> bool | None:
         """Return whether the GPU is held back: by an alert, or by a limit on its clock."""
-        signs = [self.throttled["gpu"]] if "gpu" in self.throttled else []
-        signs += [self.gpu_cooling[0] > 0] if self.gpu_cooling else []
-        return any(signs) if signs else None
+        return _either(self.throttled.get("gpu"), self.gpu_cooling)
 
 
 def read(root: Path = Path("/")) -> Sensors:
@@ -64,11 +63,8 @@ def read(root: Path = Path("/")) -> Sensors:
     thermal = sys / "class" / "thermal"
     zones = {kind.removesuffix("-thermal"): zone for zone, kind in _typed(thermal, "thermal_zone*")}
     heat = {name: value / 1000 for name, zone in zones.items() if (value := sysfs.number(zone / "temp")) is not None}
-    cooling = {kind: device for device, kind in _typed(thermal, "cooling_device*")}
+    cooling = _cooling(sys)
     rails, total = _power(sys / "class" / "hwmon")
-    events = [sysfs.number(path) for path in sorted(sys.glob("soctherm_oc/oc*_event_cnt"))]
-    events += [sysfs.number(path) for path in sorted(sys.glob("devices/platform/*/oc*_event_cnt"))]
-    counted = [count for count in events if count is not None]
     rpm, share = _fan(sys / "class" / "hwmon")
     return Sensors(
         celsius=heat,
@@ -77,16 +73,42 @@ def read(root: Path = Path("/")) -> Sensors:
         total_milliwatts=total,
         gpu=_clock(sys / "class" / "devfreq" / "gpu-gpc-0"),
         memory=_clock(sys / "class" / "devfreq" / "bwmgr"),
-        throttled={
-            kind.removesuffix(_ALERT): state > 0
-            for kind, device in cooling.items()
-            if kind.endswith(_ALERT) and (state := sysfs.number(device / "cur_state")) is not None
-        },
-        gpu_cooling=_steps(cooling.get("devfreq-gpu-gpc-0")),
-        over_current_events=sum(counted) if counted else None,
+        throttled=_alerts(cooling),
+        gpu_cooling=_steps(cooling.get(_GPU_CLOCK)),
+        over_current_events=over_current_events(sys),
         fan_rpm=rpm,
         fan_share=share,
     )
+
+
+def gpu_throttled(sys: Path) -> bool | None:
+    """Return ``Sensors.gpu_throttled`` from ``sys`` (``/sys``), without a look at anything else."""
+    cooling = _cooling(sys)
+    return _either(_alerts(cooling).get("gpu"), _steps(cooling.get(_GPU_CLOCK)))
+
+
+def over_current_events(sys: Path) -> int | None:
+    """Return how often the board drew too much, since it was switched on."""
+    files = (*sorted(sys.glob("soctherm_oc/oc*_event_cnt")), *sorted(sys.glob("devices/platform/*/oc*_event_cnt")))
+    counted = [count for path in files if (count := sysfs.number(path)) is not None]
+    return sum(counted) if counted else None
+
+
+def _either(alert: bool | None, limit: tuple[int, int] | None) -> bool | None:
+    signs = [sign for sign in (alert, None if limit is None else limit[0] > 0) if sign is not None]
+    return any(signs) if signs else None
+
+
+def _cooling(sys: Path) -> dict[str, Path]:
+    return {kind: device for device, kind in _typed(sys / "class" / "thermal", "cooling_device*")}
+
+
+def _alerts(cooling: Mapping[str, Path]) -> dict[str, bool]:
+    return {
+        kind.removesuffix(_ALERT): state > 0
+        for kind, device in cooling.items()
+        if kind.endswith(_ALERT) and (state := sysfs.number(device / "cur_state")) is not None
+    }
 
 
 def _typed(folder: Path, pattern: str) -> Iterator[tuple[Path, str]]:

@@ -33,8 +33,8 @@ def open_path(named: Path | None, kind: str = "serve") -> Path:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise ConfigError(
-            f"The log {path} cannot be written ({error.strerror}). Name another place with --log-file, or another folder "
-            "with XDG_CACHE_HOME."
+            f"The log {path} cannot be written ({error.strerror}). Name another place with --log-file, or another "
+            "folder with XDG_CACHE_HOME."
         ) from error
     return path
 

@@ -15,6 +15,7 @@ from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.diffusion.settings import Denoising
 from thor_spec.errors import ConfigError
 from thor_spec.vllm_plugin import metrics, recorder
+from thor_spec.vllm_plugin.gate import path_of
 from thor_spec.vllm_plugin.options import (
     CONTROL_KEY,
     DENOISE_KEYS,
@@ -48,16 +49,16 @@ class FrontDoor:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handle one connection."""
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in _PATHS:
+        if scope["type"] != "http" or scope["method"] != "POST" or (path := path_of(scope)) not in _PATHS:
             await self._app(scope, receive, send)
             return
         body = await _whole(receive)
         self._read_options(scope)
-        if self._recorder is not None and scope["path"] == recorder.PATH:
+        if self._recorder is not None and path == recorder.PATH:
             self._recorder.add(body)
         rule = self._default
         if b'"thor_spec"' in body:
-            if scope["path"] == _MESSAGES:  # vLLM has no way to carry them there, and would drop them in silence
+            if path == _MESSAGES:  # vLLM has no way to carry them there, and would drop them in silence
                 await _refuse(send, f"{_MESSAGES} takes no {NAME} options. Set them for the server, with --accept.")
                 return
             try:

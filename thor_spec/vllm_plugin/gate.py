@@ -85,14 +85,19 @@ class _TooLong(Exception):
     """The body passed the limit while it was read."""
 
 
+def path_of(scope: Any) -> str:
+    """Return a connection's path as vLLM knows it: servers put their ``--root-path`` before it."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+
+
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
 def _is_open(scope: Any) -> bool:
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
     if scope["type"] != "http":
         return False
+    path = path_of(scope)
     if scope["method"] == "OPTIONS" or path == "/health":
         return True
     client, server = scope.get("client") or ("",), scope.get("server") or ("?",)

@@ -5,6 +5,7 @@ contents are kept, every text is replaced by letters drawn from its hash: as lon
 same, so that conversations still begin alike where they did.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -12,6 +13,8 @@ import random
 import string
 from pathlib import Path
 from typing import Any
+
+from thor_spec.vllm_plugin import compat
 
 PATH = "/v1/chat/completions"
 _KEPT = frozenset({"role", "type", "id", "tool_call_id"})  # what says how a conversation is built
@@ -23,9 +26,12 @@ class Recorder:
     def __init__(self, file: Path, *, contents: bool) -> None:
         self._file = file
         self._contents = contents
+        self._failed = False
 
     def add(self, body: bytes) -> None:
-        """Write down one request; what is no request is left out."""
+        """Write down one request; what is no request is left out. A disk that is full ends the recording, told once."""
+        if self._failed:
+            return
         try:
             messages = json.loads(body)["messages"]
         except (ValueError, KeyError, TypeError):
@@ -33,11 +39,12 @@ class Recorder:
         if not isinstance(messages, list):
             return
         line = json.dumps({"messages": messages if self._contents else hidden(messages)}) + "\n"
-        descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+            with open(self._file, "ab", opener=functools.partial(os.open, mode=0o600)) as file:
+                file.write(line.encode())
+        except OSError as error:
+            self._failed = True
+            compat.LOG.warning("No more requests are recorded: %s: %s.", self._file, error.strerror)
 
 
 def hidden(value: Any, key: str = "") -> Any:
@@ -54,5 +61,5 @@ def hidden(value: Any, key: str = "") -> Any:
 
 
 def _letters(text: str) -> str:
-    rng = random.Random(hashlib.sha256(text.encode()).digest())
+    rng = random.Random(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
     return "".join(rng.choices(string.ascii_lowercase + " ", k=len(text)))

@@ -314,7 +314,8 @@ def tree_attention(
     split, early = tiles.splits > 1, launches_early(q.device)
     shared = {
         "seq_lens": seq_lens, "cu_nodes": cu_nodes, "out": out, "part": acc, "part_max": highest, "part_sum": total,
-        "window": window or 0, "splits": tiles.splits, "width": width, "OUT_T": out.stride(0), "OUT_H": out.stride(1), "HQ": heads,
+        "window": window or 0, "splits": tiles.splits, "width": width, "OUT_T": out.stride(0), "OUT_H": out.stride(1),
+        "HQ": heads,
         "D": dim, "BD": block_d, "BN": tiles.slots, "LEAST": tiles.least, "WINDOWED": window is not None,
         "INTERPRETED": env.triton_interprets(), "EARLY": split and early,
     }  # fmt: skip
