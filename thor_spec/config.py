@@ -246,21 +246,33 @@ def read_profile(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"The profile {path} must hold a mapping of option names to values.")
     values, texts = ({str(name).replace("-", "_"): value for name, value in of.items()} for of in (content, written))
+    return typed(values, texts, where=str(path))
+
+
+def typed(written: Mapping[str, Any], texts: Mapping[str, str], *, where: str) -> dict[str, Any]:
+    """Return options as ``ServeConfig`` takes them. Raises: ConfigError, naming the place and the field.
+
+    Args:
+        written: as YAML reads them: sizes and paths are texts, ``tree: off`` is false.
+        texts: the same as they were written.
+        where: what the message begins with.
+    """
+    values = dict(written)
     for name, value in values.items():
         expected = _PROFILE_TYPES.get(name)
         if expected is None:
-            raise ConfigError(f"{path}: unknown option {name!r}. Known: {', '.join(sorted(_PROFILE_TYPES))}.")
+            raise ConfigError(f"{where}: unknown option {name!r}. Known: {', '.join(sorted(_PROFILE_TYPES))}.")
         if name in SIZES and isinstance(value, str):
             try:
                 value = values[name] = parse_size(value)
             except ValueError as error:
-                raise ConfigError(f"{path}: {name}: {error}.") from error
+                raise ConfigError(f"{where}: {name}: {error}.") from error
         if expected is float and isinstance(value, int) and not isinstance(value, bool):
             value = values[name] = float(value)
         if expected is str and isinstance(value, bool | int | float):  # `tree: off` and `tree: 15` are texts to us
             value = values[name] = texts[name]
         if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
-            raise ConfigError(f"{path}: {name} must be {expected.__name__}, not {type(value).__name__}.")
+            raise ConfigError(f"{where}: {name} must be {expected.__name__}, not {type(value).__name__}.")
     for name in ("log_file", "golden", "api_key_file", "rope_factors", "record"):
         if name in values:
             values[name] = Path(values[name])

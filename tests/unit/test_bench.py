@@ -31,8 +31,27 @@ def test_arms_are_named_on_the_command_line() -> None:
     assert (exact.name, exact.batch, exact.request) == ("exact", 2, {"temperature": 0.7})
     assert typical.batch == 8
     assert typical.request == {"temperature": 0.7, "thor_spec": {"accept": "typical", "accept_eps": 0.2}}
-    assert exact.server == typical.server == ()
+    assert exact.server == typical.server == "{}"
     assert [arm.name for arm in parse([], SHARED)] == ["default"]
+
+
+def test_arms_take_what_profiles_take(tmp_path: Path) -> None:
+    """Sizes, paths, lists and what YAML thinks a truth or a number; and arms that differ in them have two servers."""
+    path = tmp_path / "arms.yaml"
+    path.write_text(
+        "a: {kv_cache_memory: 2GiB, tree: 15, vllm_args: [--seed, 3], environment: {OMP_NUM_THREADS: 1}}\n"
+        "b: {rope_factors: f.json, tree: off}\n"
+    )
+    a, b = parse([str(path)], SHARED)
+    line = parse(["a:kv_cache_memory=2GiB,tree=15", "b:tree=off"], SHARED)
+    for arm in (a, line[0]):
+        assert resolve({k: v for k, v in arm.declared.items()}).config.kv_cache_memory == 2 << 30
+        assert arm.declared["tree"] == "15"
+    assert (b.declared["tree"], line[1].declared["tree"], b.declared["rope_factors"]) == ("off", "off", Path("f.json"))
+    assert (a.declared["vllm_args"], a.declared["environment"]) == (("--seed", "3"), {"OMP_NUM_THREADS": "1"})
+    assert a.server != b.server
+    with pytest.raises(ConfigError, match=r"Arm a: draft_tokens must be int, not str\."):
+        parse(["a:draft_tokens=many"], SHARED)
 
 
 def test_arms_are_read_from_a_file(tmp_path: Path) -> None:

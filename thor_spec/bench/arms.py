@@ -1,11 +1,12 @@
 """Arms of a comparison: what each one changes, and whether it changes anything else."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from thor_spec.config import ServeConfig
+from thor_spec.config import ServeConfig, typed
 from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.errors import ConfigError
 
@@ -15,6 +16,7 @@ REQUEST_KEYS = (*RULE_KEYS, *SAMPLING_KEYS, "batch", "tokens")
 _COMMON = {
     "host",
     "port",
+    "api_key",
     "log_file",
     "wait",
     "golden",
@@ -60,9 +62,10 @@ class Arm:
         return {**self.shared, **self.declared}
 
     @property
-    def server(self) -> tuple[tuple[str, Any], ...]:
+    def server(self) -> str:
         """What tells servers apart: arms with the same may share one."""
-        return tuple(sorted((k, v) for k, v in self.options.items() if k in SERVER_KEYS or k == "url"))
+        theirs = {k: v for k, v in self.options.items() if k in SERVER_KEYS or k == "url"}
+        return json.dumps(theirs, sort_keys=True, default=str)
 
     @property
     def batch(self) -> int:
@@ -105,7 +108,8 @@ def parse(described: Sequence[str], shared: Mapping[str, Any]) -> list[Arm]:
             pairs = [part.partition("=") for part in rest.split(",") if part]
             if malformed := [key for key, equals, _ in pairs if not equals]:
                 raise ConfigError(f"--arms {text}: {malformed[0]!r} is not KEY=VALUE.")
-            found = {name: {key.strip().replace("-", "_"): yaml.safe_load(value) for key, _, value in pairs}}
+            texts = {key.strip().replace("-", "_"): value for key, _, value in pairs}
+            found = {name: _typed(name, {key: yaml.safe_load(value) for key, value in texts.items()}, texts)}
         if twice := set(found) & set(named):
             raise ConfigError(f"There are two arms {', '.join(sorted(twice))}. Give each a name of its own.")
         named |= {name: options or {} for name, options in found.items()}
@@ -117,14 +121,21 @@ def _read(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content, written = yaml.safe_load(text), yaml.load(text, Loader=yaml.BaseLoader)  # strings only
     except OSError as error:
         raise ConfigError(f"The arms {path} cannot be read: {error.strerror}.") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"The arms {path} are not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(content, dict) or not all(isinstance(v, dict | None) for v in content.values()):
         raise ConfigError(f"{path} must map names of arms to options.")
-    return content
+    return {name: _typed(name, options or {}, written[str(name)] or {}) for name, options in content.items()}
+
+
+def _typed(name: str, values: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return an arm's options with those of the server as a profile has them; null takes one back that is shared."""
+    ours = {key: value for key, value in values.items() if key in SERVER_KEYS and value is not None}
+    return {**values, **typed(ours, texts, where=f"Arm {name}")}
 
 
 def undeclared(arms: Sequence[Arm], facts: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
