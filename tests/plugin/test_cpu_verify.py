@@ -1,6 +1,7 @@
 """Verify rows of any length leave the state that rows of full length leave, as far as anybody may look."""
 
 import dataclasses
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,7 +63,7 @@ def run(forward: Any, net: Any, x: Any, lengths: list[int], accepted: list[int],
 @pytest.mark.parametrize("seed", range(6))
 def test_short_rows_equal_the_head_of_full_rows(seed: int) -> None:
     torch.manual_seed(seed)
-    stock = getattr(compat.CPU_SPEC_FORWARD.resolve(), "stock", compat.CPU_SPEC_FORWARD.resolve())
+    stock = inspect.unwrap(compat.CPU_SPEC_FORWARD.resolve())
     ours = cpu_verify.padded(stock, torch)
     net, rows = layer(), 3
     conv = windows(rows * (K + 1))
@@ -88,7 +89,7 @@ def test_short_rows_equal_the_head_of_full_rows(seed: int) -> None:
 def test_vllm_still_needs_it() -> None:
     """When this fails, upstream was fixed: drop the seam."""
     torch.manual_seed(0)
-    stock = getattr(compat.CPU_SPEC_FORWARD.resolve(), "stock", compat.CPU_SPEC_FORWARD.resolve())
+    stock = inspect.unwrap(compat.CPU_SPEC_FORWARD.resolve())
     if torch.cpu._is_amx_tile_supported():
         pytest.skip("not run: CPUs with AMX take another path")
     conv = windows(K + 1)

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,8 +87,7 @@ def chat(
 
     starting = {**engine.flags(), "context": context_length}
     given = {name: value for name, value in starting.items() if value is not None}
-    if url and (given or context.obj.rest or engine.profile):
-        raise ConfigError(f"--url names a running server; {', '.join(given) or 'these options'} are for one to start.")
+    _require_its_own(url, given, engine.profile, context.obj.rest)
     shared = {**given, **({"url": url} if url else {}), "temperature": temperature, "batch": batch}
     found = parse(arms or (), shared)
     most = max(arm.batch for arm in found)
@@ -141,6 +141,7 @@ def serving(
     from thor_spec.serve.client import Server
 
     flags = {**_flags(engine, dummy, synthetic_acceptance, url), "context": context_length}
+    _require_its_own(url, {k: v for k, v in flags.items() if v is not None}, engine.profile, context.obj.rest)
     shape = {"input_tokens": input_tokens, "output_tokens": output_tokens, "prompts": prompts}
     if request_rate:
         rates = _numbers("--request-rate", request_rate)
@@ -250,6 +251,12 @@ def agent(
     elif not refused:
         print(f"{table.markdown(*table.agent(summary))}\n\nrecord {path}")
     _refuse(refused, path)
+
+
+def _require_its_own(url: str | None, given: Mapping[str, Any], profile: Path | None, rest: Sequence[str]) -> None:
+    """Raise ConfigError, where a server that runs is also told how to start."""
+    if url and (given or rest or profile):
+        raise ConfigError(f"--url names a running server; {', '.join(given) or 'these options'} are for one to start.")
 
 
 def _flags(engine: Engine, dummy: str | None, acceptance: float | None, url: str | None = None) -> dict[str, Any]:

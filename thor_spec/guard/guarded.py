@@ -27,7 +27,6 @@ from thor_spec.guard.triggers import gib
 from thor_spec.guard.watchdog_handle import Sources, Watchdog
 
 LOCK_CHECK_S = 1.0
-FIRST_BEAT_WAIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,7 @@ def install() -> None:
     """Put :func:`padded` around vLLM's function, once."""
     import torch
 
-    module = compat.CPU_SPEC_FORWARD.module()
-    stock = compat.CPU_SPEC_FORWARD.resolve()
-    if not hasattr(stock, "stock"):
-        setattr(module, stock.__name__, padded(stock, torch))
+    compat.CPU_SPEC_FORWARD.wrap(lambda stock: padded(stock, torch))
 
 
 def padded(stock: Callable[..., Any], torch: Any) -> Callable[..., Any]:

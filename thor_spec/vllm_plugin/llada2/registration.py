@@ -9,14 +9,13 @@ from thor_spec.errors import ConfigError
 from thor_spec.vllm_plugin import compat, receipt
 from thor_spec.vllm_plugin.llada2 import validation
 
-MODEL_TYPE = "llada2_moe"
 SCHEDULER = "thor_spec.vllm_plugin.llada2.scheduler.block_scheduler"
 
 
 class LLaDA2MoeConfig(PretrainedConfig):
     """``config.json`` of a LLaDA2.x checkpoint."""
 
-    model_type = MODEL_TYPE
+    model_type = validation.MODEL_TYPE
 
     def __init__(self, **given: Any) -> None:
         # vLLM knows a diffusion model by this field.
@@ -101,6 +100,6 @@ def _settle_attention(attention: Any) -> None:
 
 def register() -> None:
     """Make the configuration known, and let requests choose temperature and seed. Safe to call again."""
-    AutoConfig.register(MODEL_TYPE, LLaDA2MoeConfig, exist_ok=True)
+    AutoConfig.register(validation.MODEL_TYPE, LLaDA2MoeConfig, exist_ok=True)
     compat.MODELS_CONFIG_MAP.resolve()[compat.LLADA2] = EngineConfig
     validation.install()

@@ -10,6 +10,7 @@ from torch import Tensor
 from thor_spec.diffusion import batched
 from thor_spec.vllm_plugin import compat, counters
 from thor_spec.vllm_plugin.llada2.canvases import Canvases
+from thor_spec.vllm_plugin.transfer import to_device
 
 _NO_PENALTIES = SimpleNamespace(output_bin_counts=None)
 
@@ -150,5 +151,4 @@ class BlockSampler:
 
 def _on(device: torch.device, values: np.ndarray, dtype: torch.dtype) -> Tensor:
     """Return ``values`` on ``device``, copied without waiting."""
-    host = torch.from_numpy(np.ascontiguousarray(values)).to(dtype)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+    return to_device(torch.from_numpy(np.ascontiguousarray(values)).to(dtype), device)

@@ -10,6 +10,7 @@ from thor_spec.vllm_plugin import compat, receipt
 from thor_spec.vllm_plugin.llada2.canvases import Canvases
 from thor_spec.vllm_plugin.llada2.sampler import BlockSampler
 from thor_spec.vllm_plugin.model_state import ThorModelState
+from thor_spec.vllm_plugin.transfer import to_device
 
 
 class LLaDA2ModelState(ThorModelState):
@@ -60,8 +61,9 @@ class LLaDA2ModelState(ThorModelState):
             if is_padded:  # a graph knows the rows that it was captured with, and would attend to others silently
                 raise RuntimeError("a graph was captured or replayed over rows that are longer than a block")
             owner, starts_np, short = in_blocks(starts_np, self.block)
-            starts, index = _on(starts, starts_np), _on(block_tables[0], owner).long()
-            ends = ends[index] - _on(ends, short)
+            starts, index = (to_device(torch.from_numpy(host), starts.device) for host in (starts_np, owner))
+            index = index.long()
+            ends = ends[index] - to_device(torch.from_numpy(short), ends.device)
             upper = upper[torch.from_numpy(owner).long()] - torch.from_numpy(short)
             block_tables = tuple(table[index] for table in block_tables)
             rows = len(owner)
@@ -102,9 +104,3 @@ def in_blocks(starts: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray, n
     reach = np.minimum((place + 1) * block, lengths[owner])  # tokens of the old row up to the new row's end
     new_starts = np.append(starts[owner] + place * block, starts[-1]).astype(np.int32)
     return owner, new_starts, (lengths[owner] - reach).astype(np.int32)
-
-
-def _on(like: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Return ``values`` as a tensor where ``like`` is, copied without waiting."""
-    host = torch.from_numpy(values)
-    return host.pin_memory().to(like.device, non_blocking=True) if like.device.type == "cuda" else host

@@ -1,5 +1,6 @@
 """What a request to a LLaDA2 model may ask for; whatever cannot be served rightly is answered with 400."""
 
+from collections.abc import Callable
 from typing import Any
 
 from thor_spec.vllm_plugin import compat
@@ -9,10 +10,11 @@ MODEL_TYPE = "llada2_moe"
 
 def install() -> None:
     """Put our check in the place of vLLM's, for our model only, once."""
-    owner = compat.VALIDATE_DIFFUSION.module().SamplingParams
-    stock = compat.VALIDATE_DIFFUSION.resolve()
-    if hasattr(stock, "stock"):
-        return
+    compat.VALIDATE_DIFFUSION.wrap(for_ours)
+
+
+def for_ours(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``SamplingParams._validate_diffusion``, which asks us about LLaDA2."""
 
     def validate(self: Any, model_config: Any) -> None:
         if model_config.is_diffusion and model_config.hf_config.model_type == MODEL_TYPE:
@@ -20,8 +22,7 @@ def install() -> None:
         else:
             stock(self, model_config)
 
-    validate.stock = stock  # type: ignore[attr-defined]
-    setattr(owner, stock.__name__, validate)
+    return validate
 
 
 def require_servable(params: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from thor_spec.vllm_plugin import compat
+from thor_spec.vllm_plugin.transfer import to_device
 
 _Backend: Any = compat.GDN_BACKEND.resolve()
 _Metadata: Any = compat.GDN_METADATA.resolve()
@@ -82,9 +83,7 @@ class OneStateBuilder(_Builder):
                 found.spec_rows = self._places[:rows]
             else:
                 places = found.spec_sequence_masks_cpu.nonzero().flatten().to(torch.int32)
-                if self._places.is_cuda:  # or the copy would wait for the device
-                    places = places.pin_memory()
-                found.spec_rows = places.to(self._places.device, non_blocking=True)
+                found.spec_rows = to_device(places, self._places.device)
         return found
 
     def update_block_table(

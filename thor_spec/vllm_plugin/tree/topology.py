@@ -14,6 +14,7 @@ from thor_spec.kernels.tree_paths import kernel as tree_paths
 from thor_spec.kernels.tree_paths.reference import TreePaths, allocate, by_doubling
 from thor_spec.kernels.tree_rows import kernel, reference
 from thor_spec.kernels.tree_rows.reference import Rows
+from thor_spec.vllm_plugin.transfer import to_device
 
 
 class Topology:
@@ -78,7 +79,7 @@ class Topology:
             verified: whether a row's tokens are a root and its drafts [R], bool.
         """
         self.pure, self.order = bool(verified.all()), None
-        is_verified = self._all if self.pure else _to(torch.from_numpy(verified), self.device)
+        is_verified = self._all if self.pure else to_device(torch.from_numpy(verified), self.device)
         lay = kernel.lay_rows if self.parents.is_cuda else reference.lay_rows
         lay(
             self._rows, self.parents, self.depths, batch.idx_mapping[: batch.num_reqs], is_verified,
@@ -113,9 +114,3 @@ def lay_out(parents: torch.Tensor, starts: torch.Tensor, out: TreePaths) -> None
         tree_paths.tree_paths(parents, starts, out=out)
     else:
         by_doubling(parents, starts, out=out)
-
-
-def _to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if device.type == "cuda":  # or the copy would wait for the device
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
