@@ -60,6 +60,10 @@ def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[st
         (["serve", "--rope-factor", "2", "--dry-run"], 2, "--rope-factor needs a type"),
         (["eval", "ppl", "/nowhere", "--length", "128", "--out", "x"], 2, "No checkpoint at /nowhere"),
         (["eval", "niah", "/nowhere", "--length", "128", "--out", "x", "--rope", "ntk"], 2, "--rope ntk is not one of"),
+        *(
+            ([*command, "x", "--url", "http://127.0.0.1:1"], 2, "Leave out what is for one to start: model")
+            for command in (["bench", "chat"], ["bench", "serving"], ["verify", "lossless"])
+        ),
         (["run"], 2, "needs a command after --"),
         (["run", "--mount", "/", "--", "true"], 2, "Name its image with --container"),
         (["run", "--container", "vllm:latest", "--", "true"], 13, "not named by digest"),

@@ -37,7 +37,7 @@ class Servers:
         given = [name for name in ("model", "draft", "draft_tokens", "kv_cache_memory") if flags[name] is not None]
         if url and (given or rest or stock):
             raise ConfigError(
-                f"--url names a running server; {', '.join(given) or '-- or --stock'} is for one to start."
+                f"--url names a running server. Leave out what is for one to start: {', '.join(given) or '-- or --stock'}."
             )
         if reference_url and not url:
             raise ConfigError("--reference-url goes with --url; without it both servers are started here.")
