@@ -22,11 +22,11 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh float buffers start as NaN, so a lane that a kernel forgot fails the test."""
-    for name in ("empty", "empty_like"):
-        make = getattr(torch, name)
+    for place, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        make = getattr(place, name)
 
         def poisoned(*args: Any, make: Any = make, **kw: Any) -> torch.Tensor:
             out: torch.Tensor = make(*args, **kw)
             return out.fill_(math.nan) if out.is_floating_point() else out
 
-        monkeypatch.setattr(torch, name, poisoned)
+        monkeypatch.setattr(place, name, poisoned)

@@ -43,6 +43,8 @@ def test_arms_take_what_profiles_take(tmp_path: Path) -> None:
         "b: {rope_factors: f.json, tree: off}\n"
     )
     a, b = parse([str(path)], SHARED)
+    path.with_name("off.yaml").write_text("off: {draft: none}\n7:\n")
+    assert [arm.name for arm in parse([str(path.with_name("off.yaml"))], SHARED)] == ["off", "7"]
     line = parse(["a:kv_cache_memory=2GiB,tree=15", "b:tree=off"], SHARED)
     for arm in (a, line[0]):
         assert resolve({k: v for k, v in arm.declared.items()}).config.kv_cache_memory == 2 << 30

@@ -54,6 +54,8 @@ def test_containerfiles_run_as_somebody_and_check_by_a_request(name: str) -> Non
     assert re.findall(r"^USER (.*)$", text, re.MULTILINE)[-1] == "10001:10001"
     assert "thor_spec.serve.healthcheck" in text
     assert "latest" not in text
+    for volume in json.loads(re.findall(r"^VOLUME (.*)$", text, re.MULTILINE)[0]):
+        assert f"install -d -o 10001 -g 10001 {volume}" in text  # or docker makes it, for root
     for base in re.findall(r"^FROM (\S+)", text, re.MULTILINE):
         assert re.fullmatch(r"\$\{\w+\}", base)  # nothing but an argument, which a pin fills
 

@@ -192,6 +192,12 @@ def test_extensions_are_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     tool.write_text('#!/bin/sh\n[ "$1" = --list-elf ] && echo "a.sm_90a.cubin"\n')
     failed = [check for check in archs.check(machine) if check.name == "extensions"]
     assert (failed[0].level, failed[0].detail) == (Level.FAIL, "_C.abi3.so: sm_90a")
+    tool.write_text("#!/bin/sh\nexit 255\n")  # older than the library
+    unread = [check for check in archs.check(machine) if check.name == "extensions"]
+    assert (unread[0].level, unread[0].detail) == (
+        Level.WARN, f"{tool} cannot read _C.abi3.so, so nobody knows which GPUs it is for",
+    )  # fmt: skip
+    tool.write_text('#!/bin/sh\n[ "$1" = --list-elf ] && echo "a.sm_90a.cubin"\n')
     monkeypatch.setattr(archs, "extensions", lambda: [Path("_qutlass_C.abi3.so")])
     (spare,) = (check for check in archs.check(machine) if check.name == "extensions")
     assert spare.level is Level.OK

@@ -149,3 +149,9 @@ def test_needles_are_put_where_they_belong() -> None:
     assert haystack.hidden(straw, ["x", "y"], [0.5, 0.0]) == "y 0 1 2 3 4 x 5 6 7 8 9"
     assert haystack.hidden(straw, ["x"], [1.0]).endswith("9 x")
     assert len(set(haystack.words(random.Random(0), 500))) == 500
+
+
+def test_a_corpus_without_text_is_refused_and_not_read_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "blank.txt").write_text(" \n\t\n" * 40)
+    with pytest.raises(ConfigError, match="no text to hide needles in"):
+        next(haystack.sentences(str(tmp_path), 0))

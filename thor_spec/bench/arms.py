@@ -129,7 +129,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"The arms {path} are not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(content, dict) or not all(isinstance(v, dict | None) for v in content.values()):
         raise ConfigError(f"{path} must map names of arms to options.")
-    return {name: _typed(name, options or {}, written[str(name)] or {}) for name, options in content.items()}
+    named = zip(written.items(), content.values(), strict=True)  # `off` is a name, too
+    return {name: _typed(name, options or {}, texts or {}) for (name, texts), options in named}
 
 
 def _typed(name: str, values: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:

@@ -203,10 +203,21 @@ def _delta_net(reader: _Fields, layers: int) -> DeltaNet:
     )
 
 
+def count_experts(text: Mapping[str, Any]) -> int:
+    """Return the experts of a layer, under the names that published configurations have for them; 0: it is dense."""
+    names = ("num_experts", "n_routed_experts", "num_local_experts")
+    return next((int(text[name]) for name in names if text.get(name)), 0)
+
+
 def _experts(reader: _Fields) -> Experts | None:
-    count = reader.number("num_experts", 0)
+    count = count_experts(reader.text)
     if not count:
         return None
+    if "moe_intermediate_size" not in reader.text:
+        raise ConfigError(
+            f"The model has {count} experts, and its config.json does not say how large they are "
+            "(moe_intermediate_size): what fits cannot be computed."
+        )
     intermediate = reader.number("moe_intermediate_size")
     shared = reader.text.get("shared_expert_intermediate_size")
     if shared is None:

@@ -256,7 +256,8 @@ def agent(
 def _require_its_own(url: str | None, given: Mapping[str, Any], profile: Path | None, rest: Sequence[str]) -> None:
     """Raise ConfigError, where a server that runs is also told how to start."""
     if url and (given or rest or profile):
-        raise ConfigError(f"--url names a running server. Leave out what is for one to start: {', '.join(given) or 'the rest'}.")
+        theirs = ", ".join(given) or "the rest"
+        raise ConfigError(f"--url names a running server. Leave out what is for one to start: {theirs}.")
 
 
 def _flags(engine: Engine, dummy: str | None, acceptance: float | None, url: str | None = None) -> dict[str, Any]:

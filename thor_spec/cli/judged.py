@@ -36,9 +36,8 @@ class Servers:
         self.stock = stock
         given = [name for name in ("model", "draft", "draft_tokens", "kv_cache_memory") if flags[name] is not None]
         if url and (given or rest or stock):
-            raise ConfigError(
-                f"--url names a running server. Leave out what is for one to start: {', '.join(given) or '-- or --stock'}."
-            )
+            theirs = ", ".join(given) or "-- or --stock"
+            raise ConfigError(f"--url names a running server. Leave out what is for one to start: {theirs}.")
         if reference_url and not url:
             raise ConfigError("--reference-url goes with --url; without it both servers are started here.")
 

@@ -13,6 +13,7 @@ from thor_spec.doctor.report import Check, Level
 
 TIMEOUT_S = 120
 _ELF = re.compile(r"\b(sm_\d{2,3}[af]?)\b", re.ASCII)
+_NO_CODE = "does not contain device code"  # with an exit code like that of a library that cannot be read
 _SPARE = {"_qutlass_C": "MXFP4 and NVFP4 products of Qutlass"}
 """Libraries that a build for other GPUs carries along, by the beginning of their names, and what they are for."""
 _REBUILD = "Take a wheel or an image for this GPU, or build with TORCH_CUDA_ARCH_LIST={}."
@@ -48,6 +49,14 @@ def check(machine: Machine) -> Iterator[Check]:
         return
     for library in libraries:
         archs = list_archs(tool, library)
+        if archs is None:
+            yield Check(
+                name="extensions",
+                level=Level.WARN,
+                detail=f"{tool} cannot read {library.name}, so nobody knows which GPUs it is for",
+                remedy="Install the cuobjdump of this CUDA, or trust the first start.",
+            )
+            continue
         good = not archs or covers(archs, capability)  # a library without GPU code needs none
         spare = next((what for name, what in _SPARE.items() if library.name.startswith(name)), "")
         built_for = " ".join(archs) or "no GPU code"
@@ -78,9 +87,10 @@ def cuobjdump() -> str | None:
     return None
 
 
-def list_archs(tool: str, library: Path) -> tuple[str, ...]:
-    """Return the targets of the GPU code in a library, machine code and PTX; none where there is none."""
+def list_archs(tool: str, library: Path) -> tuple[str, ...] | None:
+    """Return the targets of the GPU code in a library, machine code and PTX; None where the tool cannot tell."""
     found: set[str] = set()
+    has_told = False
     for option, kind in (("--list-elf", "sm"), ("--list-ptx", "compute")):
         try:
             done = subprocess.run(
@@ -88,5 +98,6 @@ def list_archs(tool: str, library: Path) -> tuple[str, ...]:
             )
         except (OSError, subprocess.SubprocessError):
             continue
+        has_told |= done.returncode == 0 or _NO_CODE in done.stdout + done.stderr
         found |= {name.replace("sm", kind, 1) for name in _ELF.findall(done.stdout)}
-    return tuple(sorted(found))
+    return tuple(sorted(found)) if has_told or found else None

@@ -35,10 +35,16 @@ def words(rng: random.Random, count: int) -> list[str]:
 
 
 def sentences(source: str, seed: int) -> Iterator[str]:
-    """Yield the sentences of a corpus, from the start again when it ends."""
-    while True:
+    """Yield the sentences of a corpus, from the start again when it ends. Raises: ConfigError, if it has none."""
+    found = True
+    while found:
+        found = False
         for text in texts(source, seed):
-            yield from (part for part in re.split(r"(?<=[.!?])\s+", text.strip()) if part)
+            for part in re.split(r"(?<=[.!?])\s+", text.strip()):
+                if part:
+                    found = True
+                    yield part
+    raise ConfigError(f"The corpus {source} has no text to hide needles in. Name another with --corpus.")
 
 
 def fitted(build: Callable[[int], str], tokenizer: Tokenizer, budget: int, guess: int) -> str:

@@ -119,7 +119,12 @@ def _judge(server: Server, options: Options) -> Verdict:
             "outside_top_k": outside,
         }
         options.say(f"{name}: chi-square {statistic:.1f} on {degrees} degrees, p {p:.2g}, {outside} outside top_k")
-        if p < ALPHA:
+        if not degrees:
+            findings.append(
+                f"{name}: nothing was tested: {len(laws)} tokens left no degree of freedom, because the target is too "
+                "certain or there were too few. Ask more with --seeds."
+            )
+        elif p < ALPHA:
             findings.append(
                 f"wrong: {name}: {len(laws)} tokens are not drawn from the target's law: chi-square {statistic:.1f} on "
                 f"{degrees} degrees, p {p:.1g} < {ALPHA:g}"

@@ -1,8 +1,9 @@
 """Trying configurations one after the other, in a process that may hang: each has a time of its own, none is lost.
 
 The worker answers in lines of JSON, first with what it measures on, then ``{"compiled": true}`` and ``{"us": …}`` for
-each configuration that it is sent. One that keeps silent is killed, and the next configuration gets a new one. What is
-measured is appended to a journal at once, and an interrupted search goes on from there.
+each configuration that it is sent. One that keeps silent is killed, one that says ``"last"`` has broken its device, and
+the next configuration gets a new one. What is measured is appended to a journal at once, and an interrupted search goes
+on from there.
 """
 
 import json
@@ -15,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thor_spec.errors import ConfigError, PlatformError
+from thor_spec.errors import ConfigError, PlatformError, StuckInKernelError
 from thor_spec.tune.space import Launch, Problem
 
 JOURNAL = "journal.jsonl"
+KILL_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +91,22 @@ class Worker:
         except (_Silent, OSError) as silent:
             self.close()
             return Trial(tokens=tokens, launch=launch, us=None, problem=str(silent) or "the worker ended")
+        if answer.get("last"):
+            self.close()
         return Trial(tokens=tokens, launch=launch, us=answer.get("us"), problem=answer.get("error", ""))
 
     def close(self) -> None:
-        """End the process, hung or not."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        """End the process, hung or not. Raises: StuckInKernelError, if it cannot be killed."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            try:
+                process.wait(KILL_WAIT_S)
+            except subprocess.TimeoutExpired:
+                raise StuckInKernelError(
+                    f"Process {process.pid} does not end after SIGKILL: it hangs in the GPU's driver. What was "
+                    "measured is in the journal. Reboot, and go on with --resume."
+                ) from None
 
     def _answer(self, seconds: float) -> dict[str, Any]:
         try:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
+from thor_spec.capacity.shape import count_experts
 from thor_spec.errors import ConfigError
 
 Launch = Mapping[str, int]
@@ -35,9 +36,7 @@ class Problem:
     def of(cls, config: Mapping[str, Any], tensor_parallel: int = 1) -> "Problem":
         """Read a ``config.json``. Raises: ConfigError, for a model without experts or with quantized ones."""
         text = config.get("text_config") or config
-        experts = next(
-            (text[name] for name in ("num_experts", "n_routed_experts", "num_local_experts") if name in text), 0
-        )
+        experts = count_experts(text)
         if not experts or "moe_intermediate_size" not in text:
             raise ConfigError("The model has no experts, so there is nothing to tune.")
         if config.get("quantization_config"):
@@ -49,7 +48,7 @@ class Problem:
         if inner % tensor_parallel:
             raise ConfigError(f"Experts of {inner} cannot be shared by {tensor_parallel} devices.")
         return cls(
-            experts=int(experts),
+            experts=experts,
             chosen=int(text["num_experts_per_tok"]),
             hidden=int(text["hidden_size"]),
             intermediate=inner // tensor_parallel,

@@ -29,7 +29,11 @@ def main() -> None:
             _say({"compiled": True})
             _say({"us": bench.measure(asked["tokens"], asked["launch"])})
         except Exception as error:  # noqa: BLE001  # any configuration may fail in any way, and the next one is tried
-            _say({"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
+            answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+            if not bench.is_usable():  # after a wild access every launch of this process fails
+                _say({**answer, "last": True})
+                return
+            _say(answer)
 
 
 class Bench:
@@ -48,6 +52,15 @@ class Bench:
         settings: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
         self._up = torch.randn(experts, 2 * intermediate, hidden, **settings) * hidden**-0.5
         self._down = torch.randn(experts, hidden, intermediate, **settings) * intermediate**-0.5
+
+    def is_usable(self) -> bool:
+        """Return whether the device still takes work from this process."""
+        try:
+            self._torch.zeros(1, device="cuda").add_(1)
+            self._torch.cuda.synchronize()
+        except Exception:  # noqa: BLE001  # what is broken says so in many ways
+            return False
+        return True
 
     def greeting(self) -> dict[str, Any]:
         """Return vLLM's name for the file, and the device's capability."""
