@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,14 +9,9 @@ from thor_spec import sysfs
 from thor_spec.doctor import overlay
 from thor_spec.doctor.report import Check, Level, Report
 from thor_spec.guard import entrypoint
+from thor_spec.guard.container_spec import is_by_digest
 
 _SHOWN = 5
-_DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
-
-
-def by_digest(image: str) -> bool:
-    """Return whether an image's name cannot point to another build tomorrow."""
-    return _DIGEST.search(image) is not None
 
 
 def examine(manifest: Path = Path(overlay.MANIFEST), root: Path = Path("/")) -> Report:
@@ -27,7 +21,7 @@ def examine(manifest: Path = Path(overlay.MANIFEST), root: Path = Path("/")) -> 
 
 def check_image(image: str) -> Iterator[Check]:
     """Yield whether an image is named by digest."""
-    good = by_digest(image)
+    good = is_by_digest(image)
     yield Check(
         name="image",
         level=Level.OK if good else Level.FAIL,

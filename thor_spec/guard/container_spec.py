@@ -19,6 +19,11 @@ SHM_WARNING_BYTES = 16 << 30
 _BY_DIGEST = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}|sha256:[0-9a-f]{64}")
 
 
+def is_by_digest(image: str) -> bool:
+    """Return whether an image's name, ``NAME@sha256:…`` or ``sha256:…``, cannot point to another build tomorrow."""
+    return _BY_DIGEST.fullmatch(image) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Mount:
     """A file or directory of the host, at the same path inside, so that arguments need no translation."""
@@ -42,7 +47,7 @@ class ContainerSpec:
     """Size of ``/dev/shm``; None shares the host's (``--ipc=host``)."""
 
     def __post_init__(self) -> None:
-        if not _BY_DIGEST.fullmatch(self.image):
+        if not is_by_digest(self.image):
             raise PlatformError(
                 f"The image {self.image} is not named by digest, and a tag may point to another build tomorrow. "
                 "Name it as NAME@sha256:…; see `docker images --digests`."
