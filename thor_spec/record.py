@@ -102,5 +102,7 @@ def find(folder: Path) -> list[Record]:
 def without_places(text: str) -> str:
     """Return the text without the folders of this machine, which say nothing to others."""
     for folder, name in ((_TREE, "."), (Path.home(), "~")):
+        if folder == Path(folder.anchor):  # the home of some services: it would be found in every path and URL
+            continue
         text = re.sub(re.escape(str(folder)) + r"(?![\w.-])", name, text)  # whole names only
     return text
