@@ -100,6 +100,7 @@ def chat(
         tie_gap=tie_gap,
         say=_say,
     )
+    record.reserve(out)
     outcome = comparison.run(found, lambda arm: _source(arm, engine.profile, context.obj.rest, most), options)
     asked = {"repetitions": repetitions, "per_start": per_start, "tokens": tokens, "kinds": kinds}
     result = {"options": asked, **outcome.as_dict()}
@@ -152,6 +153,7 @@ def serving(
     if (most := max(load.concurrency or 0 for load in loads)) > ServeConfig().max_seqs:
         flags["max_seqs"] = most
     source: Planned | Running = Running(url) if url else planned(flags, engine.profile)
+    record.reserve(out)
 
     def work(server: Server) -> tuple[list[serving.Point], dict[str, Any]]:
         folder = tokenizer or server.root
@@ -226,6 +228,7 @@ def agent(
         if trace
         else traces.synthetic(sessions=sessions, turns=turns, context=room, tokens=tokens, seed=seed)
     )
+    record.reserve(out)
     found = replaying.run(
         sources, played, at_once=at_once, tokens=tokens, repetitions=repetitions, rounds=rounds, say=_say
     )
