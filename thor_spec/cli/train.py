@@ -34,7 +34,7 @@ def drafter(
     layers: Annotated[int | None, typer.Option(help="Layers of the drafter.", show_default="by size")] = None,
     block: Annotated[int, typer.Option(help="Block size: one more than the most tokens drafted.")] = 16,
     sequences: Annotated[int | None, typer.Option(help="Continuations to train on.", show_default="by size")] = None,
-    new_tokens: Annotated[int, typer.Option(help="Tokens of each.")] = 320,
+    new_tokens: Annotated[int, typer.Option(help="Tokens of each.", show_default="320")] = 320,
     mask_token_id: Annotated[int | None, typer.Option(help="Id that stands for a token to be drafted.")] = None,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 1,
     device: Annotated[str | None, typer.Option(help="cuda or cpu.", show_default="cuda where there is one")] = None,
