@@ -43,6 +43,9 @@ def main() -> None:
     options = parser.parse_args()
     print(f"model {options.model}, drafter {shipped.drafter_of(options.model) or 'its own'}", file=sys.stderr)
     cells = [(float(t), int(b)) for t in options.temperatures.split(",") for b in options.batches.split(",")]
+    folders = {cell: options.out / f"t{cell[0]:g}-b{cell[1]}" for cell in cells}
+    for folder in folders.values():
+        record.reserve(folder)
     asked = chat.Options(
         repetitions=options.repetitions,
         tokens=options.tokens,
@@ -62,8 +65,7 @@ def main() -> None:
             here = replace(asked, quality=batch == cells[0][1])
             outcome = chat.run(arms, lambda arm: Running(str(arm.options["url"])), here)
             cell = {"model": server.model, "temperature": temperature, "batch": batch, **outcome.as_dict()}
-            folder = options.out / f"t{temperature:g}-b{batch}"
-            record.write("bench-chat", cell, folder=folder, seeds={"requests": 1000})
+            record.write("bench-chat", cell, folder=folders[temperature, batch], seeds={"requests": 1000})
 
     flags = {
         "model": options.model,

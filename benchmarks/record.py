@@ -2,17 +2,16 @@
 
 import json
 import os
-import random
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from thor_spec import provenance
+from thor_spec.bench import statistic
 from thor_spec.record import without_places
 
 SCHEMA = 1
-BOOTSTRAPS = 10_000
 
 
 def summary(values: Sequence[float]) -> dict[str, float | int]:
@@ -27,14 +26,8 @@ def summary(values: Sequence[float]) -> dict[str, float | int]:
 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> dict[str, float]:
     """Return the median of ``ours / theirs`` pair by pair, with a bootstrapped 95 % interval."""
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    rng = random.Random(seed)
-    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(BOOTSTRAPS))
-    return {
-        "median": round(statistics.median(ratios), 4),
-        "low95": round(medians[int(0.025 * BOOTSTRAPS)], 4),
-        "high95": round(medians[int(0.975 * BOOTSTRAPS)], 4),
-    }
+    found = statistic.paired_ratio(ours, theirs, seed=seed)
+    return {name: round(found[name], 4) for name in ("median", "low95", "high95")}
 
 
 def write(

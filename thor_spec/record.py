@@ -2,6 +2,7 @@
 
 import json
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,26 @@ class Record:
     def utc(self) -> str:
         """When it was written."""
         return str(self.content.get("provenance", {}).get("utc", "?"))
+
+
+def require_folder(folder: Path) -> None:
+    """Make the folder where it is missing, and see that files can be made in it. Raises: ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written ({error.strerror}). Name another folder with --out.") from error
+
+
+def reserve(folder: Path | None = None) -> None:
+    """See that ``write`` will find room in ``folder``, or in ``evidence``; call it before what takes long begins.
+
+    Raises: ConfigError, where the folder cannot be written, or holds a record already.
+    """
+    if folder and (folder / FILE).exists():
+        raise ConfigError(f"{folder / FILE} is there already. Name another folder with --out.")
+    require_folder(folder or FOLDER)
 
 
 def write(
@@ -81,5 +102,7 @@ def find(folder: Path) -> list[Record]:
 def without_places(text: str) -> str:
     """Return the text without the folders of this machine, which say nothing to others."""
     for folder, name in ((_TREE, "."), (Path.home(), "~")):
+        if folder == Path(folder.anchor):  # the home of some services: it would be found in every path and URL
+            continue
         text = re.sub(re.escape(str(folder)) + r"(?![\w.-])", name, text)  # whole names only
     return text

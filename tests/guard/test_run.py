@@ -90,6 +90,13 @@ def test_row16_run_is_guarded_and_ends_with_30(run: Run, environment: dict[str, 
     assert last["trigger"]["floor_bytes"] == floor
 
 
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137)])
+def test_the_record_holds_what_run_exits_with(run: Run, environment: dict[str, str], script: str, code: int) -> None:
+    assert run("--memory-floor", "0", "--", "sh", "-c", script).wait(20) == code
+    last = ask(environment, "--last")
+    assert (last["exit_code"], last["cause"]) == (code, f"the command ended with status {code}")
+
+
 def test_a_job_that_does_not_fit_is_not_started(run: Run, environment: dict[str, str], tmp_path: Path) -> None:
     process = run("--memory-floor", str(1 << 60), "--", "touch", str(tmp_path / "started"))
     assert process.wait(20) == 12

@@ -433,6 +433,13 @@ def test_only_whole_names_of_folders_are_left_out(monkeypatch: pytest.MonkeyPatc
     assert record.without_places(told) == f"./a ~/b {record._TREE}s/c"
 
 
+@pytest.mark.parametrize("tree", ["/", "/usr/lib"])
+def test_the_root_is_no_folder_of_anybody(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/")
+    monkeypatch.setattr(record, "_TREE", Path(tree))
+    assert record.without_places("http://127.0.0.1:8000/v1 /tmp/a") == "http://127.0.0.1:8000/v1 /tmp/a"
+
+
 def test_records_are_written_once_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = record.write("bench-chat", {"home": str(Path.home() / "x"), "value": 3})

@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from thor_spec.bench import statistic
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -129,3 +131,11 @@ def test_a_job_that_there_is_not_is_refused() -> None:
     )  # fmt: skip
     assert done.returncode == 1
     assert "No job is called tre. --list" in done.stderr
+
+
+def test_ratios_are_drawn_as_those_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistic, "BOOTSTRAPS", 2)
+    ours, theirs = [1.0, 2.5, 3.1, 2.2, 7.0], [1.3, 2.0, 3.0, 2.4, 3.0]
+    want = statistic.paired_ratio(ours, theirs)
+    found = load("record").paired_ratio(ours, theirs)
+    assert found == {name: round(want[name], 4) for name in ("median", "low95", "high95")}

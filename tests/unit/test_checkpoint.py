@@ -1,12 +1,19 @@
+import errno
+import io
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.checkpoints import DRAFTER, HYBRID, MakeCheckpoint
+from thor_spec.cli.main import main
 from thor_spec.dflash.drafter import Drafter
 from thor_spec.errors import ConfigError
 from thor_spec.serve.checkpoint import open_checkpoint
+from thor_spec.serve.locate import locate
 
 
 def test_facts(target: Path) -> None:
@@ -64,6 +71,59 @@ def test_missing_shard_is_named(target: Path) -> None:
     (target / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ConfigError, match=r"model-2\.safetensors is missing"):
         open_checkpoint("x", target)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json", "."])
+def test_what_is_closed_to_this_user_need_not_be_downloaded_again(
+    target: Path, name: str, shut: Callable[[Path], None]
+) -> None:
+    if "index" in name:
+        (target / name).write_text('{"weight_map": {"x": "model.safetensors"}}')
+    open_checkpoint("x", target)
+    shut(target / name)
+    with pytest.raises(ConfigError, match=r"may not be read by you.*chmod.*chown") as told:
+        open_checkpoint("x", locate(str(target)))
+    assert "ownload" not in str(told.value)
+
+
+def test_a_folder_that_may_be_entered_and_not_listed_is_not_empty(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.listdir", refuse)
+    with pytest.raises(ConfigError, match="may not be read by you"):
+        open_checkpoint("x", target)
+
+
+@pytest.mark.parametrize("name", ["config.json", "."])
+def test_a_plan_tells_what_is_closed(
+    target: Path, name: str, shut: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shut(target / name)
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(target)])
+    assert ended.value.code == 2
+    assert "may not be read by you" in capsys.readouterr().err
+
+
+def refuse(path: object, *_args: object, **_more: object) -> Any:
+    raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+
+@pytest.fixture
+def shut(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Return what closes a file, or a folder and all in it, to this process, which root's own mode bits would not."""
+
+    def shut(closed: Path) -> None:
+        for module, name in ((io, "open"), (os, "stat"), (os, "listdir"), (os, "scandir")):
+            real = getattr(module, name)
+
+            def guarded(path: Any = ".", *args: Any, real: Any = real, name: str = name, **more: Any) -> Any:
+                inside = not isinstance(path, int) and Path(os.fsdecode(path)).is_relative_to(closed)
+                return refuse(path) if inside and (name == "open" or closed.suffix == "") else real(path, *args, **more)
+
+            monkeypatch.setattr(module, name, guarded)
+
+    return shut
 
 
 def parsed(**changes: object) -> Drafter:

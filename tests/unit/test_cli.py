@@ -64,6 +64,22 @@ def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[st
             ([*command, "x", "--url", "http://127.0.0.1:1"], 2, "Leave out what is for one to start: model")
             for command in (["bench", "chat"], ["bench", "serving"], ["verify", "lossless"])
         ),
+        *(
+            (["bench", "serving", "tiny-hybrid", "--out", "/proc/x", "--concurrency", given], 2, says)
+            for given, says in (
+                *(("inf", "whole numbers"), ("1,0.5", "whole numbers"), ("2.5", "whole numbers")),
+                *(("nan", "above 0"), ("0", "above 0"), ("-1", "above 0"), ("x", "must be numbers")),
+            )
+        ),
+        *(
+            (["bench", "serving", "tiny-hybrid", "--out", "/proc/x", f"--request-rate={given}"], 2, says)
+            for given, says in (
+                ("nan", "above 0"),
+                ("0", "above 0"),
+                ("1,-inf", "above 0"),
+                ("inf", "cannot be written"),
+            )
+        ),
         (["run"], 2, "needs a command after --"),
         (["run", "--mount", "/", "--", "true"], 2, "Name its image with --container"),
         (["run", "--container", "vllm:latest", "--", "true"], 13, "not named by digest"),

@@ -79,6 +79,13 @@ def test_perplexity_has_the_control_and_the_same_record_twice(asked: list[str], 
     assert {**again, "provenance": None} == {**content, "provenance": None}
     ((head, rows),) = plots.tables(content)
     assert len(rows) == 6
+    for row in rows:  # a short text has tokens within the native context only
+        shown = dict(zip(head, row, strict=True))
+        near = [b for b in content["summary"][row[0]][row[1]]["bands"] if b["stop"] <= 8192]
+        assert sum(b["tokens"] for b in near) == 2 * (min(int(row[1]) - 1, 8192) - 1)
+        assert min(b["ppl"] for b in near) <= float(shown["native ppl"]) * 1.001
+        assert float(shown["native ppl"]) <= max(b["ppl"] for b in near) * 1.001
+        assert (shown["far ppl"] == "-") == (row[1] == "4096")
     assert all(len(row) == len(head) for row in rows)
     assert plots.save(content, tmp_path) == ["plot-0.svg", "plot-1.svg"]
     lines = (tmp_path / "instances.jsonl").read_text().splitlines()

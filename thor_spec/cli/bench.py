@@ -100,6 +100,7 @@ def chat(
         tie_gap=tie_gap,
         say=_say,
     )
+    record.reserve(out)
     outcome = comparison.run(found, lambda arm: _source(arm, engine.profile, context.obj.rest, most), options)
     asked = {"repetitions": repetitions, "per_start": per_start, "tokens": tokens, "kinds": kinds}
     result = {"options": asked, **outcome.as_dict()}
@@ -147,11 +148,12 @@ def serving(
         rates = _numbers("--request-rate", request_rate)
         loads = [serving.Load(**shape, request_rate=None if math.isinf(rate) else rate) for rate in rates]
     else:
-        loads = [serving.Load(**shape, concurrency=int(n)) for n in _numbers("--concurrency", concurrency)]
+        loads = [serving.Load(**shape, concurrency=n) for n in _counts("--concurrency", concurrency)]
     flags["vllm_args"] = context.obj.rest
     if (most := max(load.concurrency or 0 for load in loads)) > ServeConfig().max_seqs:
         flags["max_seqs"] = most
     source: Planned | Running = Running(url) if url else planned(flags, engine.profile)
+    record.reserve(out)
 
     def work(server: Server) -> tuple[list[serving.Point], dict[str, Any]]:
         folder = tokenizer or server.root
@@ -226,6 +228,7 @@ def agent(
         if trace
         else traces.synthetic(sessions=sessions, turns=turns, context=room, tokens=tokens, seed=seed)
     )
+    record.reserve(out)
     found = replaying.run(
         sources, played, at_once=at_once, tokens=tokens, repetitions=repetitions, rounds=rounds, say=_say
     )
@@ -309,9 +312,16 @@ def _numbers(option: str, text: str) -> list[float]:
         found = [float(each) for each in text.split(",")]
     except ValueError as error:
         raise ConfigError(f"{option} {text} must be numbers, separated by commas.") from error
-    if min(found) <= 0:
+    if not all(each > 0 for each in found):  # NaN included
         raise ConfigError(f"{option} {text} must be above 0.")
     return found
+
+
+def _counts(option: str, text: str) -> list[int]:
+    found = _numbers(option, text)
+    if not all(each.is_integer() for each in found):
+        raise ConfigError(f"{option} {text} must be whole numbers, separated by commas: so many requests at once.")
+    return [int(each) for each in found]
 
 
 def _refuse(reasons: list[str], path: Path) -> None:

@@ -106,7 +106,7 @@ def _guarded(argv: Sequence[str], stopping: "StopRequests", tell: "Callable[[str
         if code is None:
             return guarded.stop(skip_grace=stopping.urgent)
         guarded.check()  # the end may be the watchdog's doing
-        guarded.cause = f"the command ended with status {code}"
+        guarded.cause, guarded.exit_code = f"the command ended with status {code}", code
         return code
 
 

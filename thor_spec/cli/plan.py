@@ -1,6 +1,7 @@
 """``thor-spec plan``."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -175,7 +176,7 @@ def _config(name: str) -> Any:
     from thor_spec.capacity.source import read_config
     from thor_spec.serve.locate import locate
 
-    return read_config(Path(name) if Path(name).is_file() else locate(name))
+    return read_config(Path(name) if os.path.isfile(name) else locate(name))  # Path.is_file may be refused
 
 
 def _block_size(drafter: Any) -> int:

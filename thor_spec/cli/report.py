@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from thor_spec.errors import ConfigError
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -25,5 +27,8 @@ def report(
         print(page.markdown(records), end="")
         return
     path = out or folder / "report.html"
-    path.write_text(page.html(records), encoding="utf-8")
+    try:
+        path.write_text(page.html(records), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}). Name another file with --out.") from error
     print(path)

@@ -34,7 +34,7 @@ def drafter(
     layers: Annotated[int | None, typer.Option(help="Layers of the drafter.", show_default="by size")] = None,
     block: Annotated[int, typer.Option(help="Block size: one more than the most tokens drafted.")] = 16,
     sequences: Annotated[int | None, typer.Option(help="Continuations to train on.", show_default="by size")] = None,
-    new_tokens: Annotated[int | None, typer.Option(help="Tokens of each.", show_default="320")] = None,
+    new_tokens: Annotated[int, typer.Option(help="Tokens of each.", show_default="320")] = 320,
     mask_token_id: Annotated[int | None, typer.Option(help="Id that stands for a token to be drafted.")] = None,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 1,
     device: Annotated[str | None, typer.Option(help="cuda or cpu.", show_default="cuda where there is one")] = None,
@@ -45,38 +45,42 @@ def drafter(
 
     Serve the result with --draft. The target is loaded by transformers and must fit the device beside the drafter.
     """
+    from thor_spec import record
     from thor_spec.errors import PlatformError
     from thor_spec.nano.checkpoints import PACKAGES
+    from thor_spec.serve.checkpoint import open_checkpoint
     from thor_spec.serve.locate import locate
+    from thor_spec.train.request import Request
 
     if missing := [package for package in PACKAGES if util.find_spec(package) is None]:
         raise PlatformError(
             f"Training needs {', '.join(missing)}, which this Python does not have. "
             "Install the engine: pip install 'thor-spec[cpu]' or 'thor-spec[cuda]'."
         )
-    from thor_spec.train.user import Request, train_drafter
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    report = train_drafter(
-        Request(
-            target=locate(target, say),
-            text=text,
-            out=out,
-            minutes=minutes,
-            steps=steps,
-            layers=layers,
-            block=block,
-            sequences=sequences,
-            new_tokens=new_tokens,
-            mask_token_id=mask_token_id,
-            seed=seed,
-            device=device,
-            resume=resume,
-        ),
-        say=say,
+    request = Request(
+        target=locate(target, say),
+        text=text,
+        out=out,
+        minutes=minutes,
+        steps=steps,
+        layers=layers,
+        block=block,
+        sequences=sequences,
+        new_tokens=new_tokens,
+        mask_token_id=mask_token_id,
+        seed=seed,
+        device=device,
+        resume=resume,
     )
+    open_checkpoint(target, request.target)
+    record.require_folder(out)
+    from thor_spec.train.user import train_drafter  # takes seconds, which a mistake need not wait for
+
+    report = train_drafter(request, say=say)
     if as_json:
         print(json.dumps(report))
     else:

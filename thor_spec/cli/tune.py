@@ -41,6 +41,7 @@ def moe(
     VLLM_TUNED_CONFIG_FOLDER to the folder. Holds no lock: run it under
     `thor-spec run --`.
     """
+    from thor_spec import record
     from thor_spec.errors import ConfigError
     from thor_spec.serve.checkpoint import open_checkpoint
     from thor_spec.serve.locate import locate
@@ -50,6 +51,7 @@ def moe(
     if timeout <= 0 or compile_timeout <= 0 or tensor_parallel < 1 or min(tokens or [1]) < 1:
         raise ConfigError("--timeout, --compile-timeout, --tensor-parallel and --tokens must be positive.")
     problem = Problem.of(open_checkpoint(model, locate(model)).config, tensor_parallel)
+    record.require_folder(out)
     argv = (sys.executable, "-m", "thor_spec.vllm_plugin.expert_timing")
     worker = Worker(argv, problem, Limits(compile_s=compile_timeout, measure_s=timeout))
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from thor_spec import record
 from thor_spec.cli import judged
 from thor_spec.cli.engine_options import Draft, Engine, KvCache, Model, Profile
 from thor_spec.cli.grouped import grouped
@@ -67,6 +68,7 @@ class Judged(Engine):
 
     def run(self, name: str, servers: judged.Servers, asked: dict[str, Any]) -> None:
         """Run one gate to its end."""
+        record.reserve(self.out)
         verdicts = judged.judge((name,), servers, asked)
         judged.conclude(name, verdicts, servers.asked(asked), self.out, as_json=self.as_json)
 
@@ -156,6 +158,7 @@ def tree(
         "model": model, "draft": draft, "tree": shape, "gdn_kernel": gdn_kernel, "kv_cache_memory": kv_cache_memory,
         "context": CONTEXT, "max_seqs": batch, "vllm_args": tuple(context.obj.rest),
     }  # fmt: skip
+    record.reserve(out)
     verdict = judged.trees(wanted, profile, rows=rows, plant=plant, seed=seed)
     options = {**wanted, "rows": rows, "plant": plant, "seed": seed}
     judged.conclude("tree", [verdict], options, out, as_json=as_json)
@@ -185,6 +188,7 @@ def every(
         "count": prompts, "tokens": tokens, "seeds": seeds, "conversations": conversations, "tie_gap": tie_gap,
     }  # fmt: skip
     servers = engine.servers(context, reference_url=reference_url, stock=stock)
+    record.reserve(engine.out)
     not_judged = servers.left_out()
     verdicts = judged.judge(tuple(name for name in GATES if name not in not_judged), servers, asked)
     if "tree" not in not_judged:

@@ -1,5 +1,6 @@
 """Plots of evaluations. Each takes matplotlib axes, so that whoever makes a page decides on size and format."""
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def tables(content: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]
     """Return an evaluation's tables: a head and its rows."""
     kind = content.get("name")
     if kind == "eval-ppl":
-        return [_far_table(content["summary"])]
+        return [_far_table(content["summary"], content["native"])]
     if kind == "eval-longppl":
         head = ["arm", "LongPPL", "far LongPPL", "key tokens", "far", "ppl"]
         rows = [
@@ -138,7 +139,14 @@ def _by_length(rows: list[Mapping[str, Any]]) -> Callable[[Any], None]:
     return draw
 
 
-def _far_table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def _near(bands: list[Mapping[str, Any]], native: int) -> float | None:
+    """Return the perplexity within the native context, over all bands there."""
+    near = [band for band in bands if band["stop"] <= native]
+    tokens = sum(band["tokens"] for band in near)
+    return math.exp(sum(band["tokens"] * math.log(band["ppl"]) for band in near) / tokens) if tokens else None
+
+
+def _far_table(summary: Mapping[str, Any], native: int) -> tuple[list[str], list[list[str]]]:
     rows = []
     for arm, lengths in summary.items():
         for length, found in lengths.items():
@@ -147,6 +155,7 @@ def _far_table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
                 [
                     arm,
                     length,
+                    _shown(_near(found["bands"], native)),
                     _shown(far.get("ppl")),
                     _range(far.get("ppl95")),
                     _shown(far.get("ratio")),
@@ -154,7 +163,7 @@ def _far_table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
                     str(far.get("tokens", 0)),
                 ]
             )
-    return ["arm", "length", "far ppl", "95 %", "to default", "95 %", "far tokens"], rows
+    return ["arm", "length", "native ppl", "far ppl", "95 %", "to default", "95 %", "far tokens"], rows
 
 
 def _needle_table(by_length: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thor_spec import env
+from thor_spec import env, record
 from thor_spec.errors import ConfigError, EngineStartError, InterruptedJobError, PlatformError
 from thor_spec.guard.guarded import GuardedJob, Settings
 from thor_spec.serve import failure, log
@@ -101,8 +101,10 @@ def ask(
 def claim(out: Path, identity: Mapping[str, Any]) -> None:
     """Make ``out`` the folder of one evaluation, or see that it is. Raises: ConfigError."""
     wanted = json.loads(json.dumps(identity))
+    record.require_folder(out)
+    if (out / record.FILE).exists() and not (out / RUN).exists():
+        raise ConfigError(f"{out / record.FILE} is there already, of no evaluation. Name another folder with --out.")
     try:
-        out.mkdir(parents=True, exist_ok=True)
         if (out / RUN).exists():
             found = json.loads((out / RUN).read_text(encoding="utf-8"))
             if found != wanted:

@@ -56,6 +56,8 @@ class GuardedJob:
         self.watchdog = watchdog
         self.cause: str | None = None
         """What the record says when no error ends the job."""
+        self.exit_code = 0
+        """What the launcher then exits with."""
         self.dump: Path | None = None
         self.memory = memory
         self._before_bytes = before_bytes
@@ -193,7 +195,7 @@ class GuardedJob:
     def _leave_record(self, error: BaseException | None, *, first: BaseException | None) -> None:
         job, watchdog = self.job.identity, self.watchdog
         cause = self.cause or "requested stop"
-        code: int | None = 0
+        code: int | None = self.exit_code
         if error is not None:
             cause = str(error) or type(error).__name__
             code = error.exit_code if isinstance(error, ThorSpecError) else None

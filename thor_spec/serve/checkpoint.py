@@ -1,12 +1,14 @@
 """A checkpoint folder, judged by its files before anything heavy starts."""
 
 import json
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thor_spec.capacity.source import closed
 from thor_spec.dflash.drafter import TargetShape
 from thor_spec.errors import ConfigError
 from thor_spec.vllm_plugin import compat
@@ -79,8 +81,12 @@ def open_checkpoint(name: str, path: Path) -> Checkpoint:
 
     Raises: ConfigError: no folder, no or malformed config.json, no architectures, missing or truncated weights.
     """
-    if not path.is_dir():
-        raise ConfigError(f"No checkpoint at {path}. Pass the folder that holds its config.json.")
+    try:
+        if not path.is_dir():
+            raise ConfigError(f"No checkpoint at {path}. Pass the folder that holds its config.json.")
+        os.listdir(path)  # else a folder that may only be entered would seem to hold no weights
+    except PermissionError as error:
+        raise closed(path) from error
     config_file = path / "config.json"
     try:
         config = json.loads(config_file.read_text(encoding="utf-8"))
@@ -88,6 +94,8 @@ def open_checkpoint(name: str, path: Path) -> Checkpoint:
         raise ConfigError(
             f"{path} has no config.json, so it is not a checkpoint. Pass the folder that has one."
         ) from error
+    except PermissionError as error:
+        raise closed(config_file) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{config_file} cannot be read as JSON ({error}). Download the checkpoint again.") from error
     architectures = config.get("architectures") if isinstance(config, dict) else None
@@ -105,6 +113,8 @@ def _require_whole_weights(path: Path) -> None:
     if index.is_file():
         try:
             expected = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except PermissionError as error:
+            raise closed(index) from error
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise ConfigError(f"{index} is malformed ({error}). Download the checkpoint again.") from error
         files = [path / name for name in expected]
@@ -131,6 +141,8 @@ def _truncation(file: Path) -> str | None:
             header = json.loads(stream.read(length))
     except FileNotFoundError:
         return "is missing"
+    except PermissionError as error:
+        raise closed(file) from error
     except (OSError, ValueError) as error:
         return f"cannot be read ({error})"
     ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]

@@ -1,5 +1,6 @@
 """From what a user typed to a checkpoint folder, without the network."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,9 +21,9 @@ def locate(name: str, note: Callable[[str], None] | None = None) -> Path:
     if folder := shipped.find(name):
         return folder
     path = Path(name).expanduser()
-    if name in shipped.NAMES and not path.exists():
+    if name in shipped.NAMES and not os.path.exists(path):
         raise ConfigError(f"{name} did not come with this installation. docs/nano.md says how to train it.")
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
+    if name.startswith((".", "/", "~")) or name.count("/") != 1 or os.path.exists(path):  # Path.exists may be refused
         return path
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError

@@ -22,6 +22,8 @@ from thor_spec.train import data, loop
 from thor_spec.train import device as device_use
 from thor_spec.train.targets import Target
 
+LOGITS = 3e8  # most numbers of one step's logits
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRecipe:
@@ -186,8 +188,9 @@ def acceptance(
     features = target.features(ids, drafter.shape.target_layer_ids)
     after = torch.arange(1, drafts + 1, device=ids.device)
     kept = []
-    for begin in range(0, new - drafts - 1, 64):  # bounds the logits
-        places = torch.arange(begin, min(begin + 64, new - drafts - 1), device=ids.device)
+    at_once = max(1, min(64, int(LOGITS / (len(ids) * drafts * drafter.shape.vocabulary))))
+    for begin in range(0, new - drafts - 1, at_once):
+        places = torch.arange(begin, min(begin + at_once, new - drafts - 1), device=ids.device)
         anchors = starts[:, None] + places
         logits = draft_logits(target, drafter, ids, features, anchors, drafts + 1)
         wanted = ids.gather(1, (anchors[..., None] + after).flatten(1)).view(*anchors.shape, drafts)

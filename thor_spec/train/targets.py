@@ -5,6 +5,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from thor_spec.errors import ConfigError
 from thor_spec.nano import fit
 from thor_spec.train.hybrid import Cache, Hybrid
 
@@ -144,4 +145,11 @@ def open_target(directory: Any, device: str) -> Target:
         from transformers import AutoModelForCausalLM
 
         dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-        return TransformersTarget(AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(device))
+        try:
+            model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True)
+        except (KeyError, ValueError, OSError) as error:
+            raise ConfigError(
+                f"transformers cannot load {directory} ({str(error).splitlines()[0]}), and training needs it to. "
+                "Take a target that this version of transformers knows."
+            ) from error
+        return TransformersTarget(model.to(device))

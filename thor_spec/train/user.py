@@ -2,46 +2,28 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thor_spec.errors import ConfigError
+from thor_spec.errors import ConfigError, PlatformError
 from thor_spec.nano import drafter as stored
 from thor_spec.train import device, drafting, loop, targets
+from thor_spec.train.request import Request
 
 DEFAULT_MINUTES = 60.0
 RESERVE = 0.1  # of the time, for the evaluation
 HELD_OUT = 0.02  # of the text
-LOGITS = 3e8  # most numbers of one step's logits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What was asked for; None takes a default that fits the target."""
-
-    target: Path
-    text: Path
-    out: Path
-    minutes: float | None = None
-    steps: int | None = None
-    layers: int | None = None
-    block: int = 16
-    sequences: int | None = None
-    new_tokens: int | None = None
-    mask_token_id: int | None = None
-    seed: int = 1
-    device: str | None = None
-    resume: bool = False
 
 
 def train_drafter(request: Request, say: loop.Say) -> dict[str, Any]:
-    """Train, write ``request.out`` and return the metrics. Raises: ConfigError."""
+    """Train, write ``request.out`` and return the metrics. Raises: ConfigError, PlatformError."""
     started = time.monotonic()
     where = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if where.startswith("cuda") and not torch.cuda.is_available():
+        raise PlatformError(f"--device {where} needs a GPU that PyTorch can use, and there is none. Take --device cpu.")
     device.prepare(where)
     tokenizer = _tokenizer(request.target)
     target = targets.open_target(request.target, where)
@@ -55,12 +37,20 @@ def train_drafter(request: Request, say: loop.Say) -> dict[str, Any]:
         )
     mask = mask_id(request.mask_token_id, tokenizer, target.embedding.shape[0])
     request.out.mkdir(parents=True, exist_ok=True)
-    seconds = None if request.steps else 60 * (request.minutes or DEFAULT_MINUTES) * (1 - RESERVE)
+    minutes = DEFAULT_MINUTES if request.minutes is None else request.minutes
+    seconds = None if request.steps is not None else 60 * minutes * (1 - RESERVE)
     shape = drafting.shape_for(target, recipe, mask_token_id=mask, max_length=_max_length(request.target))
     pool = _pool(
-        request, target, ids[:-held_out], recipe, started + seconds * recipe.writing_share if seconds else None, say
+        request,
+        target,
+        ids[:-held_out],
+        recipe,
+        started + seconds * recipe.writing_share if seconds is not None else None,
+        say,
     )
-    left = loop.Budget(steps=request.steps, seconds=max(5.0, started + seconds - time.monotonic()) if seconds else None)
+    left = loop.Budget(
+        steps=request.steps, seconds=None if seconds is None else max(5.0, started + seconds - time.monotonic())
+    )
     module, run = drafting.train(
         target, pool, shape, recipe, left, request.seed, request.out / "training.state", say,
         resume=request.resume, compiled=where.startswith("cuda"),
@@ -70,7 +60,8 @@ def train_drafter(request: Request, say: loop.Say) -> dict[str, Any]:
     final = stored.load(request.out).to(where)
     windows = ids[-held_out:].unfold(0, recipe.prompt, recipe.prompt)[:16].tolist()
     with device.autocast(torch.device(where)):
-        table = drafting.acceptance_table(target, final, {"text": windows}, count=16, new=min(128, recipe.new))["text"]
+        new = min(max(128, 2 * recipe.block), recipe.new)  # room for whole blocks, whatever their size
+        table = drafting.acceptance_table(target, final, {"text": windows}, count=16, new=new)["text"]
     metrics = {
         "schema": 1,
         "target": request.target.name,
@@ -91,24 +82,25 @@ def recipe_for(target: targets.Target, request: Request) -> drafting.DraftRecipe
     head_dim = 128 if target.hidden >= 1024 else 64
     heads = max(4, target.hidden // head_dim)
     on_gpu = target.embedding.is_cuda
-    slots = max(64, int(LOGITS / target.embedding.shape[0]) // request.block) if on_gpu else 64
+    slots = max(64, int(drafting.LOGITS / target.embedding.shape[0]) // request.block) if on_gpu else 64
     anchors = min(48, max(4, slots // 16))
-    recipe = drafting.DraftRecipe(
+    small = target.hidden < 512
+    return drafting.DraftRecipe(
         block=request.block,
         gamma=7.0 * request.block / 16,
-        layers=request.layers or (2 if target.hidden < 512 else 5),
+        layers=(2 if small else 5) if request.layers is None else request.layers,
         heads=heads,
         kv_heads=max(1, heads // 4),
         head_dim=head_dim,
-        intermediate=128 if target.hidden < 512 else 3 * target.hidden,
+        intermediate=128 if small else 3 * target.hidden,
         taps=min(5, target.layers) if target.hidden >= 512 else min(4, target.layers),
-        rate=2e-3 if target.hidden < 512 else 6e-4,
+        rate=2e-3 if small else 6e-4,
         anchors=anchors,
         batch=max(1, min(64, slots // anchors)),
-        writing_batch=(2048 if target.hidden < 512 else 64) if on_gpu else 8,
-        sequences=request.sequences or (49_152 if target.hidden < 512 else 16_384),
+        writing_batch=(2048 if small else 64) if on_gpu else 8,
+        sequences=(49_152 if small else 16_384) if request.sequences is None else request.sequences,
+        new=request.new_tokens,
     )
-    return replace(recipe, new=request.new_tokens) if request.new_tokens else recipe
 
 
 def mask_id(given: int | None, tokenizer: Any, vocabulary: int) -> int:
@@ -151,13 +143,19 @@ def _pool(
 def _tokenizer(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(directory)
+    try:
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{directory} holds no tokenizer that transformers can load ({str(error).splitlines()[0]}), so the text "
+            "cannot be read as the target reads it. Take the tokenizer's files of the published checkpoint."
+        ) from error
 
 
 def _max_length(directory: Path) -> int:
     from transformers import AutoConfig
 
-    return int(AutoConfig.from_pretrained(directory).get_text_config().max_position_embeddings)
+    return int(AutoConfig.from_pretrained(directory, local_files_only=True).get_text_config().max_position_embeddings)
 
 
 def _ids(text: Path, tokenizer: Any) -> Tensor:
