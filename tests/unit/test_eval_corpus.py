@@ -3,13 +3,16 @@
 import json
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from thor_spec.errors import ConfigError
+from thor_spec.eval import perplexity
 from thor_spec.eval.corpus import texts
+from thor_spec.eval.text import Encoded
 
 
 def test_a_folder_gives_its_files_in_order(tmp_path: Path) -> None:
@@ -51,3 +54,19 @@ def test_made_up_texts_follow_the_seed_and_come_back_to_what_they_said() -> None
             distance = max(distance, place - said[words[-1]])
     assert recalled > 100
     assert distance > 1000
+
+
+def test_short_documents_are_joined_without_encoding_the_text_for_each(tmp_path: Path) -> None:
+    lines = (json.dumps({"text": f"Sentence {i} of the corpus."}) for i in range(4000))
+    (tmp_path / "c.jsonl").write_text("\n".join(lines))
+    encoded: list[int] = []
+
+    class Counting:
+        def encode(self, text: str) -> Encoded:
+            encoded.append(len(text))
+            return Encoded(list(range(len(text))), [(i, i + 1) for i in range(len(text))])
+
+    tokenizer: Any = Counting()
+    found = list(perplexity.sequences(str(tmp_path / "c.jsonl"), tokenizer, 30_000, 2, 0))
+    assert [(len(text), len(ids)) for text, ids in found] == [(30_000, 30_000)] * 2
+    assert len(encoded) < 24

@@ -18,6 +18,7 @@ BLOCK = 4096
 LEAST_BLOCKS = 8
 """Fewer drawn with replacement look much surer than they are; there is no interval then."""
 DRAWS = 2000
+MOST = 0.9  # of the characters that missing tokens would take; more documents than needed would be lost
 CONTROL = "default"
 
 
@@ -31,9 +32,13 @@ def sequences(
     documents = texts(source, seed)
     for sample in range(samples):
         text, encoded = "", tokenizer.encode("")
-        while len(encoded.ids) < length:
+        while (missing := length - len(encoded.ids)) > 0:
+            # Most of what is missing at once: encoding is as long as the text, and documents may be many.
+            wanted = len(text) + MOST * missing * len(text) / max(1, len(encoded.ids))
             try:
                 text += next(documents) + "\n"
+                while len(text) < wanted:
+                    text += next(documents) + "\n"
             except StopIteration as error:
                 raise ConfigError(
                     f"{source} has not enough text for {samples} x {length} tokens: it ends in sample {sample + 1}. "
