@@ -221,6 +221,28 @@ def test_an_unwritable_log(plan: Callable[..., Plan], port: int) -> None:
         supervisor.serve(plan(log_file=Path("/proc/no/engine.log")), Recorder())
 
 
+@pytest.mark.parametrize("name", ["nodir/s.jsonl", "."])
+def test_a_recording_that_cannot_be_written_starts_nothing(
+    plan: Callable[..., Plan], port: int, tmp_path: Path, name: str
+) -> None:
+    recorder = Recorder(interrupt())
+    with nothing_left_behind(port), pytest.raises(ConfigError, match=r"--record .* cannot be written \((No such|Is a)"):
+        supervisor.serve(plan(record=tmp_path / name), recorder)
+    assert recorder.phases == []
+    with pytest.raises(ConfigError, match="--record"):
+        plan(record=tmp_path / name).become()
+
+
+def test_a_recording_is_its_owners_and_added_to(plan: Callable[..., Plan], port: int, tmp_path: Path) -> None:
+    record = tmp_path / "s.jsonl"
+    record.write_text("before")
+    with nothing_left_behind(port):
+        supervisor.serve(plan(record=record), Recorder(interrupt()))
+        supervisor.serve(plan(record=tmp_path / "new.jsonl"), Recorder(interrupt()))
+    assert record.read_text() == "before"
+    assert (tmp_path / "new.jsonl").stat().st_mode & 0o777 == 0o600
+
+
 def test_an_unwritable_runtime_directory(plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THOR_SPEC_RUNTIME_DIR", "/proc/no")
     with pytest.raises(LockPathError):

@@ -13,7 +13,7 @@ from thor_spec.diffusion.settings import FIELDS as DENOISING_FIELDS
 from thor_spec.diffusion.settings import Denoising
 from thor_spec.errors import ConfigError, EngineStartError, PlatformError
 from thor_spec.rope.scheme import ALIASES, Scheme
-from thor_spec.serve import api_key, command, prefix_caching, preflight, rope, speculation
+from thor_spec.serve import api_key, command, log, prefix_caching, preflight, rope, speculation
 from thor_spec.serve.checkpoint import Checkpoint, open_checkpoint
 from thor_spec.serve.locate import locate
 from thor_spec.serve.plugin_options import acceptance, denoising
@@ -75,7 +75,8 @@ class Plan:
         return env.child_environment({**self.environment, gate.KEY_VARIABLE: self.api_key or ""})
 
     def become(self) -> NoReturn:
-        """Replace this process by the engine. Raises: EngineStartError."""
+        """Replace this process by the engine. Raises: EngineStartError; ConfigError, for a recording."""
+        log.require_recording(self.resolved.config.record)
         try:
             os.execve(self.argv[0], self.argv, self.child_environment())
         except OSError as error:

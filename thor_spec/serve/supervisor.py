@@ -45,8 +45,8 @@ def serve(
         stop: asked from elsewhere, too, to end the engine; entered here.
         restarts: how often a stalled engine is started again.
 
-    Raises: BusyError, OrphanError, LockPathError; CapacityError; ConfigError (address, log file, golden answers);
-        PlatformError (the plugin is not at work in the engine); EngineStartError; StartDeadlineError; CanaryError;
+    Raises: BusyError, OrphanError, LockPathError; CapacityError; ConfigError (address, log file, recording, golden
+        answers); PlatformError (the plugin is not at work in the engine); EngineStartError; StartDeadlineError; CanaryError;
         EngineDeadError; StalledError, after the restarts; MemoryGuardError; GuardFailureError; StuckInKernelError;
         MemoryNotReturnedError.
     """
@@ -66,6 +66,7 @@ def serve(
             raise
         try:
             address.require_free(config.host, config.port)
+            log.require_recording(config.record)
             answers = golden.read(config.golden) if config.golden else ()  # a mistake shows before weights load
             service = _Service(plan, told, stop, admission, log.open_path(config.log_file), clock, settings, answers)
             for restarts_left in range(restarts, -1, -1):
