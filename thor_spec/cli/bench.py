@@ -218,7 +218,7 @@ def agent(
         caching = "--enable-prefix-caching" if changes.pop("caching") else "--no-enable-prefix-caching"
         without = {"draft_tokens": None, "synthetic_acceptance": None} if changes.get("draft") == "none" else {}
         sources[name] = planned(
-            {**flags, **changes, **without, "vllm_args": (*context.obj.rest, caching)}, engine.profile
+            {**flags, **changes, **without, "vllm_args": context.obj.rest}, engine.profile, own=(caching,)
         )
     room = min(source.plan.context for source in sources.values())
     played = (
@@ -256,7 +256,9 @@ def agent(
 def _require_its_own(url: str | None, given: Mapping[str, Any], profile: Path | None, rest: Sequence[str]) -> None:
     """Raise ConfigError, where a server that runs is also told how to start."""
     if url and (given or rest or profile):
-        raise ConfigError(f"--url names a running server. Leave out what is for one to start: {', '.join(given) or 'the rest'}.")
+        raise ConfigError(
+            f"--url names a running server. Leave out what is for one to start: {', '.join(given) or 'the rest'}."
+        )
 
 
 def _flags(engine: Engine, dummy: str | None, acceptance: float | None, url: str | None = None) -> dict[str, Any]:

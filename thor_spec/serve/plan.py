@@ -104,12 +104,15 @@ class Plan:
         return f"{variables} {shlex.join(self.argv)}"
 
 
-def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None, stock: bool = False) -> Plan:
+def make_plan(
+    resolved: Resolved, *, note: Callable[[str], None] | None = None, stock: bool = False, own: int = 0
+) -> Plan:
     """Decide a start. Nothing is started, locked or loaded; a bundled model is made the first time it is named.
 
     Args:
         note: told when that takes its time.
         stock: leave our plugin out.
+        own: how many of the last arguments for vLLM are no user's: nobody is warned of what they do.
 
     Raises: ConfigError (a checkpoint, K, context or passed argument that cannot work); PlatformError or SeamMovedError
         (vLLM is missing, out of range, or moved; a combination that is known not to work).
@@ -132,15 +135,18 @@ def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None, 
         note(
             f"warning: --rope {config.rope} is {scheme.type}: far positions all look like position 0. See docs/rope.md."
         )
-    found = preflight.facts(
-        target,
-        drafter=drafter is not None,
-        context=context,
-        vllm=version(),
-        passed=config.vllm_args,
-        variables=config.environment,
+    found, asked = (
+        preflight.facts(
+            target,
+            drafter=drafter is not None,
+            context=context,
+            vllm=version(),
+            passed=passed,
+            variables=config.environment,
+        )
+        for passed in (config.vllm_args, config.vllm_args[: len(config.vllm_args) - own])
     )
-    preflight.require_sound(found, note)
+    preflight.require_sound(found, asked, note)
     if note and target.is_diffusion and found["weights"] != "none":
         note(f"note: {found['weights']} weights save memory here, not time: a step brings each expert about one row.")
     if stock and not gpu:

@@ -49,12 +49,14 @@ def facts(
     return found | ({"flash_attention": int(version)} if version and version.isdecimal() else {})
 
 
-def require_sound(found: Mapping[str, Any], note: Callable[[str], None] | None = None) -> None:
-    """Tell what is likely to go wrong, and refuse what will. Raises: PlatformError."""
+def require_sound(
+    found: Mapping[str, Any], asked: Mapping[str, Any], note: Callable[[str], None] | None = None
+) -> None:
+    """Refuse what will go wrong as ``found``, and tell what is likely to as ``asked`` for. Raises: PlatformError."""
     for combination in combinations.matching(found):
         if combination.refuse:
             raise PlatformError(f"{combination.name}: {combination.describe()}. {combination.remedy}")
-        if note:
+        if note and combination in combinations.matching(asked):
             note(f"warning: {combination.name}: {combination.describe()}. {combination.remedy}")
 
 

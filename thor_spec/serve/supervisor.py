@@ -46,9 +46,9 @@ def serve(
         restarts: how often a stalled engine is started again.
 
     Raises: BusyError, OrphanError, LockPathError; CapacityError; ConfigError (address, log file, recording, golden
-        answers); PlatformError (the plugin is not at work in the engine); EngineStartError; StartDeadlineError; CanaryError;
-        EngineDeadError; StalledError, after the restarts; MemoryGuardError; GuardFailureError; StuckInKernelError;
-        MemoryNotReturnedError.
+        answers); PlatformError (the plugin is not at work in the engine); EngineStartError; StartDeadlineError;
+        CanaryError; EngineDeadError; StalledError, after the restarts; MemoryGuardError; GuardFailureError;
+        StuckInKernelError; MemoryNotReturnedError.
     """
     began = clock()
     config = plan.resolved.config
