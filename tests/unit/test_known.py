@@ -68,6 +68,11 @@ def test_a_worker_that_was_killed() -> None:
     assert "dmesg" in remedy(odd)
 
 
+def test_a_package_that_is_missing() -> None:
+    odd = first_odd_line(["Traceback (most recent call last):", "ModuleNotFoundError: No module named 'torchvision'"])
+    assert "imports torchvision" in remedy(odd)
+
+
 def test_a_tuned_moe_shape_is_no_untuned_one() -> None:
     line = "Using configuration from /x/fused_moe/configs/E=256,N=512,device_name=NVIDIA_Thor.json for MoE layer."
     assert log_lines.find(f"INFO 11-29 20:00:39 [fused_moe.py:1151] {line}") is None

@@ -115,7 +115,8 @@ def make_plan(
         own: how many of the last arguments for vLLM are no user's: nobody is warned of what they do.
 
     Raises: ConfigError (a checkpoint, K, context or passed argument that cannot work); PlatformError or SeamMovedError
-        (vLLM is missing, out of range, or moved; a combination that is known not to work).
+        (vLLM is missing, out of range, or moved; a package that this model needs is missing; a combination that is
+        known not to work).
     """
     compat.require_seams()
     compat.require_plugin()
@@ -126,6 +127,7 @@ def make_plan(
             f"{config.model} is a {target.architecture}, which thor-spec does not serve. "
             f"It serves {', '.join(compat.SERVED)}."
         )
+    preflight.require_packages(target.architecture)
     _require_its_options(config, target)
     scheme = rope.scheme_of(config, target)
     context = config.context or (scheme.rows if scheme else target.context)
