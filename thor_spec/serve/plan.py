@@ -14,8 +14,8 @@ from thor_spec.diffusion.settings import Denoising
 from thor_spec.errors import ConfigError, EngineStartError, PlatformError
 from thor_spec.rope.scheme import ALIASES, Scheme
 from thor_spec.serve import api_key, command, log, prefix_caching, preflight, rope, speculation
-from thor_spec.serve.checkpoint import Checkpoint, open_checkpoint
-from thor_spec.serve.locate import locate
+from thor_spec.serve.checkpoint import Checkpoint
+from thor_spec.serve.named import open_named
 from thor_spec.serve.plugin_options import acceptance, denoising
 from thor_spec.serve.prefix_caching import Decision
 from thor_spec.vllm_plugin import compat, gate
@@ -121,7 +121,7 @@ def make_plan(
     compat.require_seams()
     compat.require_plugin()
     config, gpu = resolved.config, has_gpu_build()
-    target = open_checkpoint(config.model, locate(config.model, note))
+    target = open_named(config.model, "MODEL", resolved.origins["model"], note)
     if target.architecture not in compat.SERVED:
         raise ConfigError(
             f"{config.model} is a {target.architecture}, which thor-spec does not serve. "
@@ -131,7 +131,7 @@ def make_plan(
     _require_its_options(config, target)
     scheme = rope.scheme_of(config, target)
     context = config.context or (scheme.rows if scheme else target.context)
-    drafter, draft_tokens = speculation.choose(config, target, note, gpu=gpu)
+    drafter, draft_tokens = speculation.choose(resolved, target, note, gpu=gpu)
     rope.require_reach(scheme, context, target, drafter)
     if scheme and config.rope in ALIASES and note:
         note(
