@@ -81,6 +81,10 @@ class CanaryError(ThorSpecError):
     exit_code = 22
 
 
+class FailedRequestError(CanaryError):
+    """A request of the canary got no answer: the engine may be dying, which tells more."""
+
+
 class MemoryGuardError(ThorSpecError):
     """The watchdog stopped the job to keep the board alive."""
 

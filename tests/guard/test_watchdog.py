@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from thor_spec.errors import BusyError, GuardFailureError, MemoryGuardError, MemoryNotReturnedError
-from thor_spec.guard import cgroup, processes, watchdog_handle
+from thor_spec.guard import cgroup, processes, watchdog, watchdog_handle
 from thor_spec.guard.locks import RESIDENCY, LockDirectory
 from thor_spec.guard.memory import GIB, Reading
 from thor_spec.guard.status import status
@@ -387,6 +388,19 @@ def test_the_watchdog_shields_itself_or_says_so(guard: Guard, engine: Engine) ->
     score = (own / "oom_score_adj").read_text().strip()
     assert (score == "-1000") != any("not exempt from the OOM killer" in line for line in notices)
     assert Path(f"/proc/{engine.pid('first')}/oom_score_adj").read_text().strip() == "500"
+
+
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_root_is_not_advised_to_run_as_root(monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
+    def forbidden(*_: object) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: SimpleNamespace(mlockall=lambda _: -1))
+    monkeypatch.setattr("os.open", forbidden)
+    monkeypatch.setattr("os.geteuid", lambda: uid)
+    locked, exempt = watchdog.shield()
+    assert ("LimitMEMLOCK, or run as root." in locked, "LimitMEMLOCK." in locked) == (bool(uid), not uid)
+    assert ("_RESOURCE, or run as root." in exempt, "_RESOURCE." in exempt) == (bool(uid), not uid)
 
 
 def test_the_watchdog_holds_no_lock_and_ignores_requests(guard: Guard, engine: Engine, locks: LockDirectory) -> None:

@@ -22,6 +22,7 @@ from thor_spec.serve.checkpoint import open_checkpoint
 from thor_spec.serve.events import Ready
 from thor_spec.serve.phases import Phase
 from thor_spec.serve.plan import Plan
+from thor_spec.serve.stop_requests import SIGNALS
 
 
 class Recorder:
@@ -55,6 +56,15 @@ class Recorder:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Be blind to engines that other work on this machine may run."""
     monkeypatch.setattr(orphans, "refuse", lambda found: None)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Give back the signals that a process about to end ignores."""
+    before = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ Faults named in FILE, one a line, begin when they are written there: an engine c
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +20,8 @@ from thor_spec.vllm_plugin import receipt
 
 PORT, GIVEN = int(sys.argv[1]), set(sys.argv[2:])
 CONTROL = [Path(given.removeprefix("control=")) for given in GIVEN if given.startswith("control=")]
+ENGINE = 0
+LOST_WORKER = "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor."
 calls = {"completions": 0, "drafts": 0, "tokens": 0}
 
 
@@ -81,6 +84,10 @@ class Handler(BaseHTTPRequestHandler):
         if "die in canary" in now:
             print("RuntimeError: the kernel gave up", flush=True)
             os._exit(3)
+        if "lose a worker in canary" in now:
+            lose_worker(ends="and stay" not in now)
+            self.send_error(500, "EngineCore encountered an issue. See stack trace (above) for the root cause.")
+            return
         if "refuse" in now:
             self.send_error(500)
             return
@@ -113,6 +120,16 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
 
+def lose_worker(*, ends: bool) -> None:
+    """Die as vLLM does when a worker was killed: requests fail at once, and the server ends a moment later."""
+    if "say nothing" not in GIVEN:
+        print("ERROR 11-29 20:00:00 [multiproc_executor.py:1] " + LOST_WORKER, flush=True)
+    if ENGINE:
+        os.kill(ENGINE, signal.SIGKILL)
+    if ends:
+        threading.Timer(1.0, os._exit, [1]).start()
+
+
 def spin() -> None:
     """Use CPU time for as long as "spin" is written: an engine that is busy and does not answer."""
     while True:
@@ -139,13 +156,11 @@ if "crawl" in GIVEN:
     print("INFO [Autotuner]: Autotuning process starts ...", flush=True)
     time.sleep(60)
 if "deaf" in GIVEN:
-    import signal
-
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if "child" in GIVEN:
     subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(60)"])
 print("INFO init engine (profile, create kv cache, warmup model) took 1.0 s", flush=True)
-if "engine apart" in GIVEN and os.fork() == 0:
+if "engine apart" in GIVEN and (ENGINE := os.fork()) == 0:
     leave("engine", model_state="ThorHybridModelState")
     while True:
         time.sleep(60)

@@ -535,3 +535,21 @@ def test_quantized_weights_of_a_block_diffusion_model_are_said_to_save_memory_on
     said: list[str] = []
     make_plan(resolve({"model": str(quantized)}), note=said.append)
     assert any("save memory here, not time" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("flags", "profile", "says"),
+    [
+        ({"model": "qwen3.6-35b-a3b"}, {}, r"There is a profile of that name: --profile qwen3\.6-35b-a3b"),
+        ({}, {"model": "./Named"}, r"No checkpoint at Named\. .* The profile names \./Named, .* give MODEL"),
+        ({}, {"model": "who/Named"}, r"neither a folder .* The profile names who/Named, .* give MODEL"),
+        ({"model": "tiny-hybrid"}, {"draft": "./Named"}, r"The profile names \./Named, .* give --draft"),
+        ({"model": "./Named"}, {"model": "./Other"}, r"No checkpoint at Named\. Pass the folder .* config\.json\.$"),
+    ],
+)
+def test_a_name_without_a_checkpoint_says_whose_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], profile: dict[str, Any], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=says):
+        make_plan(resolve(flags, profile))

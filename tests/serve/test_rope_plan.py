@@ -10,6 +10,7 @@ import pytest
 from tests.checkpoints import DRAFTER, HYBRID, MakeCheckpoint
 from thor_spec.config import resolve
 from thor_spec.errors import ConfigError
+from thor_spec.serve import preflight
 from thor_spec.serve.plan import Plan, make_plan
 
 ROPE = {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5}
@@ -27,7 +28,8 @@ def make(make_checkpoint: MakeCheckpoint, drafter: Path) -> Make:
 
 
 @pytest.fixture
-def nested(make_checkpoint: MakeCheckpoint) -> Path:
+def nested(make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(preflight, "require_packages", lambda _: None)
     text = {
         **HYBRID,
         "head_dim": 256,

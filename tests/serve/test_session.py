@@ -1,5 +1,6 @@
 """Work over an engine that is up for it alone: what comes back, and whose error."""
 
+import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -81,3 +82,22 @@ def test_a_stop_from_outside_ends_unfinished_work(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(InterruptedJobError, match="before the work on m was done"):
         session.while_served(PLAN, shown, lambda _: time.sleep(0.5))  # type: ignore[arg-type]
     assert shown.told == ["ready", "stopping"]
+
+
+def test_requests_that_a_stop_breaks_off_are_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = threading.Event()
+
+    def until(stop: StopRequests) -> bool:
+        stop.ask()
+        stopped.set()
+        return broken.wait(TIMEOUT_S)
+
+    def work(_: object) -> None:
+        stopped.wait(TIMEOUT_S)
+        threading.Timer(0.1, broken.set).start()
+        raise ThorSpecError("Server disconnected without sending a response.")
+
+    stopped = threading.Event()
+    engine(monkeypatch, until)
+    with pytest.raises(InterruptedJobError, match="Stopped before the work on m was done"):
+        session.while_served(PLAN, Shown(), work)  # type: ignore[arg-type]

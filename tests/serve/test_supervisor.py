@@ -135,6 +135,23 @@ def test_what_goes_wrong_before_ready(
     assert recorder.was_ready is None
 
 
+LOST = r"ended during the canary.*: Worker proc VllmWorker-0 died .*\nSee .*engine\.log\. One of the engine's workers"
+
+
+@pytest.mark.parametrize("faults", [(), ("and stay",), ("engine apart",), ("engine apart", "and stay")], ids=" ".join)
+def test_an_engine_that_dies_under_the_canary_did_not_answer_wrongly(
+    plan: Callable[..., Plan], port: int, faults: tuple[str, ...]
+) -> None:
+    with nothing_left_behind(port), pytest.raises(EngineStartError, match=LOST):
+        supervisor.serve(plan("lose a worker in canary", *faults), Recorder())
+
+
+def test_an_engine_whose_log_says_nothing_is_missed_all_the_same(plan: Callable[..., Plan], port: int) -> None:
+    asked = plan("lose a worker in canary", "engine apart", "and stay", "say nothing")
+    with nothing_left_behind(port), pytest.raises(EngineStartError, match=r"its log shows no error\nSee .*engine\.log"):
+        supervisor.serve(asked, Recorder())
+
+
 def test_a_rope_type_that_the_engine_ignores_stops_the_start(plan: Callable[..., Plan], port: int) -> None:
     asked = replace(plan(), rope=Scheme(type="yarn", native=1024, factor=2.0))
     with nothing_left_behind(port), pytest.raises(PlatformError, match=r"--rope was ignored: .*'yarn'.* its own"):
@@ -202,6 +219,28 @@ def test_the_address_is_tried_before_the_engine(plan: Callable[..., Plan], port:
 def test_an_unwritable_log(plan: Callable[..., Plan], port: int) -> None:
     with nothing_left_behind(port), pytest.raises(ConfigError, match="cannot be written"):
         supervisor.serve(plan(log_file=Path("/proc/no/engine.log")), Recorder())
+
+
+@pytest.mark.parametrize("name", ["nodir/s.jsonl", "."])
+def test_a_recording_that_cannot_be_written_starts_nothing(
+    plan: Callable[..., Plan], port: int, tmp_path: Path, name: str
+) -> None:
+    recorder = Recorder(interrupt())
+    with nothing_left_behind(port), pytest.raises(ConfigError, match=r"--record .* cannot be written \((No such|Is a)"):
+        supervisor.serve(plan(record=tmp_path / name), recorder)
+    assert recorder.phases == []
+    with pytest.raises(ConfigError, match="--record"):
+        plan(record=tmp_path / name).become()
+
+
+def test_a_recording_is_its_owners_and_added_to(plan: Callable[..., Plan], port: int, tmp_path: Path) -> None:
+    record = tmp_path / "s.jsonl"
+    record.write_text("before")
+    with nothing_left_behind(port):
+        supervisor.serve(plan(record=record), Recorder(interrupt()))
+        supervisor.serve(plan(record=tmp_path / "new.jsonl"), Recorder(interrupt()))
+    assert record.read_text() == "before"
+    assert (tmp_path / "new.jsonl").stat().st_mode & 0o777 == 0o600
 
 
 def test_an_unwritable_runtime_directory(plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from thor_spec.bench.facts import of_plan
 from thor_spec.bench.load import Repetition, Timed, by_length, by_place
 from thor_spec.bench.meter import Meter, Sample
 from thor_spec.bench.turns import turns
+from thor_spec.cli.main import main
 from thor_spec.config import resolve
 from thor_spec.errors import ConfigError
 from thor_spec.gates.verdict import Verdict
@@ -241,6 +242,14 @@ def test_too_few_repetitions_are_refused() -> None:
         chat.run(parse([], SHARED), lambda arm: pytest.fail("started"), chat.Options(repetitions=4))
 
 
+@pytest.mark.parametrize("kinds", ["foo", "code,foo", "code,", ""])
+def test_kinds_that_there_are_none_of_start_nothing(monkeypatch: pytest.MonkeyPatch, kinds: str) -> None:
+    monkeypatch.setattr("thor_spec.bench.chat.run", lambda *_: pytest.fail("started"))
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "chat", "--kinds", kinds])
+    assert ended.value.code == 2
+
+
 def test_arms_take_turns_and_servers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
@@ -288,7 +297,7 @@ def test_the_workload_is_fixed_and_fits() -> None:
     assert {request.kind for request in first} == set(workload.KINDS)
     longest = max(len(request.body.get("prompt", "")) for request in first)
     assert 3500 < longest < 4096 - 64
-    with pytest.raises(ConfigError, match="no prompts of kind poetry"):
+    with pytest.raises(ConfigError, match="no prompts of kind 'poetry'"):
         workload.requests(("poetry",), context=100, tokens=1)
 
 

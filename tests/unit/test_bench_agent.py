@@ -110,8 +110,8 @@ def test_arms_over_made_up_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     """The pretended acceptance belongs to arms that draft, and to no other."""
     seen: dict[str, dict[str, Any]] = {}
 
-    def planned(flags: dict[str, Any], _profile: Path | None) -> Any:
-        name = f"{'cached' if '--enable-prefix-caching' in flags['vllm_args'] else 'cold'} {flags['draft'] != 'none'}"
+    def planned(flags: dict[str, Any], _profile: Path | None, *, own: tuple[str, ...]) -> Any:
+        name = f"{'cached' if '--enable-prefix-caching' in own else 'cold'} {flags['draft'] != 'none'}"
         seen[name] = flags
         return SimpleNamespace(plan=SimpleNamespace(context=4096))
 
@@ -128,3 +128,12 @@ def test_arms_over_made_up_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     for name, flags in seen.items():
         assert flags["dummy_weights"]
         assert flags["synthetic_acceptance"] == (3.0 if name.endswith("True") else None)
+
+
+@pytest.mark.parametrize("given", [(), ("--enable-prefix-caching",)])
+def test_only_users_are_warned_of_what_they_ask_for(capsys: pytest.CaptureFixture[str], given: tuple[str, ...]) -> None:
+    made = starting.planned(
+        {"model": "tiny-hybrid", "vllm_args": given}, own=("--enable-prefix-caching", "--max-logprobs", "-1")
+    )
+    assert "--enable-prefix-caching" in made.plan.argv
+    assert ("prefix-cache-drafts" in capsys.readouterr().err) == bool(given)

@@ -317,6 +317,16 @@ def test_what_if_changes_one_value() -> None:
     assert BASE.changed("prefix-caching=on").prefix_caching is True
 
 
+def test_a_cache_that_was_asked_for_is_had_whole_or_refused() -> None:
+    left = make(BASE, TARGET).kv_bytes
+    make(replace(BASE, kv_cache_memory=left), TARGET).require_fit()
+    for asked in (left + 1, 500 << 30):
+        found = make(replace(BASE, kv_cache_memory=asked), TARGET)
+        assert not found.fits
+        with pytest.raises(CapacityError, match=r"--kv-cache-memory .* GiB does not fit: .* are left"):
+            found.require_fit()
+
+
 def test_what_does_not_fit_says_by_how_much() -> None:
     with pytest.raises(CapacityError, match=r"needs .* GiB of cache, and -"):
         make(replace(BASE, memory=60 * GIB), TARGET).require_fit()

@@ -58,6 +58,27 @@ def test_a_device_without_memory() -> None:
     assert "Lower --kv-cache-memory" in remedy(first_odd_line([line]))
 
 
+def test_a_worker_that_was_killed() -> None:
+    line = (
+        "(EngineCore pid=7) ERROR 11-29 20:00:39 [multiproc_executor.py:316] Worker proc VllmWorker-1 died "
+        "unexpectedly (exit code: -9), shutting down executor."
+    )
+    odd = first_odd_line(["INFO fine", line, "RuntimeError: cancelled"])
+    assert odd == "Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor."
+    assert "dmesg" in remedy(odd)
+
+
+def test_a_package_that_is_missing() -> None:
+    odd = first_odd_line(["Traceback (most recent call last):", "ModuleNotFoundError: No module named 'torchvision'"])
+    assert "imports torchvision" in remedy(odd)
+
+
+def test_a_tuned_moe_shape_is_no_untuned_one() -> None:
+    line = "Using configuration from /x/fused_moe/configs/E=256,N=512,device_name=NVIDIA_Thor.json for MoE layer."
+    assert log_lines.find(f"INFO 11-29 20:00:39 [fused_moe.py:1151] {line}") is None
+    assert log_lines.find("Using default MoE config. Performance might be sub-optimal! Config file not found at x.json")
+
+
 def test_the_kernel_s_log() -> None:
     found = log_lines.find_all(fixture("dmesg_unified_oom.txt").splitlines())
     assert [known.name for known in found] == ["driver out of memory", "OOM killer"]

@@ -43,6 +43,9 @@ class Options:
     tie_gap: float | None = None
     say: Callable[[str], None] = lambda _: None
 
+    def __post_init__(self) -> None:
+        workload.require_known(self.kinds)
+
 
 @dataclass(slots=True)
 class Outcome:

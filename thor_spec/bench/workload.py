@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -34,6 +35,14 @@ def sentences() -> list[str]:
     return list(_stored()["document"]["text"])
 
 
+def require_known(kinds: Sequence[str]) -> None:
+    """Raise ConfigError, for a kind that there is none of, or no kind at all."""
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise ConfigError(
+            f"--kinds: there are no prompts of kind {', '.join(map(repr, unknown))}. There are: {', '.join(KINDS)}."
+        )
+
+
 def requests(kinds: tuple[str, ...], *, context: int, tokens: int) -> list[Request]:
     """Return the requests of these kinds, in a fixed order and with fixed seeds.
 
@@ -41,8 +50,7 @@ def requests(kinds: tuple[str, ...], *, context: int, tokens: int) -> list[Reque
         context: tokens that prompt and answer may take; the document is cut to it.
         tokens: of each answer.
     """
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise ConfigError(f"There are no prompts of kind {', '.join(unknown)}. There are: {', '.join(KINDS)}.")
+    require_known(kinds)
     found: list[tuple[str, str, dict[str, Any]]] = []
     for kind in kinds:
         stored = _stored()[kind]

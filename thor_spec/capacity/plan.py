@@ -128,7 +128,7 @@ class MemoryPlan:
     items: tuple[Item, ...]
     """Everything but the cache, the floor last."""
     kv_bytes: int
-    """What the cache gets; negative where the rest alone does not fit."""
+    """What the cache gets; negative where the rest alone does not fit, and what is left where more was asked for."""
     layout: BlockLayout
     facts: Mapping[str, int]
     """The model's own figures, in bytes: per token, per sequence, per verified draft."""
@@ -146,12 +146,18 @@ class MemoryPlan:
     @property
     def fits(self) -> bool:
         """Return whether one sequence of the context fits; vLLM refuses to start otherwise."""
-        return self.kv_bytes > 0 and self.sequences >= 1
+        return self.kv_bytes > 0 and self.sequences >= 1 and self.kv_bytes >= (self.request.kv_cache_memory or 0)
 
     def require_fit(self) -> None:
         """Raise CapacityError, with the numbers, where not even one sequence fits."""
         if self.fits:
             return
+        asked = self.request.kv_cache_memory
+        if asked is not None and self.kv_bytes < asked:
+            raise CapacityError(
+                f"--kv-cache-memory {asked / GIB:.2f} GiB does not fit: {max(0, self.kv_bytes) / GIB:.2f} GiB of "
+                f"{self.request.memory / GIB:.2f} GiB are left beside everything else. Lower it, or free memory."
+            )
         least = self.layout.blocks_per_sequence(self.request.context) * self.layout.block_bytes
         raise CapacityError(
             f"One sequence of {self.request.context} tokens needs {least / GIB:.2f} GiB of cache, and "

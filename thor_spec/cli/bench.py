@@ -220,7 +220,7 @@ def agent(
         caching = "--enable-prefix-caching" if changes.pop("caching") else "--no-enable-prefix-caching"
         without = {"draft_tokens": None, "synthetic_acceptance": None} if changes.get("draft") == "none" else {}
         sources[name] = planned(
-            {**flags, **changes, **without, "vllm_args": (*context.obj.rest, caching)}, engine.profile
+            {**flags, **changes, **without, "vllm_args": context.obj.rest}, engine.profile, own=(caching,)
         )
     room = min(source.plan.context for source in sources.values())
     played = (

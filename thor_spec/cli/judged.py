@@ -95,10 +95,10 @@ class Servers:
         from thor_spec.serve.passthrough import mentions
 
         # Ties are recognized by the spread of all logits; and states are kept in the same mode on both sides.
-        rest = (*self.rest, *more)
-        rest = rest if mentions(rest, "--max-logprobs") else (*rest, "--max-logprobs", "-1")
-        rest = rest if mentions(rest, "--enable-prefix-caching") else (*rest, "--no-enable-prefix-caching")
-        return planned({**self.flags, **changes, "vllm_args": rest}, self.profile, stock=stock)
+        own = more if mentions(self.rest, "--max-logprobs") else (*more, "--max-logprobs", "-1")
+        told = mentions((*self.rest, *own), "--enable-prefix-caching")
+        own = own if told else (*own, "--no-enable-prefix-caching")
+        return planned({**self.flags, **changes, "vllm_args": self.rest}, self.profile, stock=stock, own=own)
 
 
 def judge(names: tuple[str, ...], servers: Servers, asked: dict[str, Any]) -> "list[Verdict]":

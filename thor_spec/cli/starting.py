@@ -2,7 +2,7 @@
 
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,18 +12,24 @@ if TYPE_CHECKING:
     from thor_spec.gates.judging import Planned
 
 
-def planned(flags: Mapping[str, Any], profile: Path | None = None, *, stock: bool = False) -> "Planned":
-    """Return an engine with these options of ``thor-spec serve``, to be started when it is visited."""
+def planned(
+    flags: Mapping[str, Any], profile: Path | None = None, *, stock: bool = False, own: Sequence[str] = ()
+) -> "Planned":
+    """Return an engine with these options of ``thor-spec serve``, to be started when it is visited.
+
+    Args:
+        own: arguments for vLLM, behind those among ``flags``, that the command sets: nobody is warned of these.
+    """
     from thor_spec.cli.progress import progress
     from thor_spec.gates.judging import Planned
     from thor_spec.nano import shipped
     from thor_spec.profiles import catalogue
     from thor_spec.serve.plan import make_plan
 
-    given = {"port": free_port(), **flags}
+    given = {"port": free_port(), **flags, "vllm_args": (*(flags.get("vllm_args") or ()), *own)}
     named = catalogue.layered([str(profile)] if profile else ())
     resolved = resolve(given, named, {"model": shipped.default_model(DEFAULT_MODEL)})
-    plan = make_plan(resolved, note=lambda text: print(text, file=sys.stderr, flush=True), stock=stock)
+    plan = make_plan(resolved, note=lambda text: print(text, file=sys.stderr, flush=True), stock=stock, own=len(own))
     return Planned(plan, lambda: progress(lambda ready: print(f"ready: {ready.url}", file=sys.stderr, flush=True)))
 
 

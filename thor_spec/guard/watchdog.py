@@ -55,12 +55,11 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 def shield() -> list[str]:
     """Keep this process alive and in memory when memory is short; return what was not permitted, a line each."""
     notices = []
+    or_root = ", or run as root" if os.geteuid() else ""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mlockall(_MCL_CURRENT | _MCL_FUTURE) != 0:
         why = os.strerror(ctypes.get_errno())
-        notices.append(
-            f"watchdog not locked into memory ({why}): it may react late. Raise LimitMEMLOCK, or run as root."
-        )
+        notices.append(f"watchdog not locked into memory ({why}): it may react late. Raise LimitMEMLOCK{or_root}.")
     try:
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -70,7 +69,7 @@ def shield() -> list[str]:
     except OSError as error:
         notices.append(
             f"watchdog not exempt from the OOM killer ({error.strerror}): the kernel may choose it as a victim. "
-            "Grant CAP_SYS_RESOURCE, or run as root."
+            f"Grant CAP_SYS_RESOURCE{or_root}."
         )
     return notices
 

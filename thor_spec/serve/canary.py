@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from thor_spec.errors import CanaryError
+from thor_spec.errors import CanaryError, FailedRequestError
 from thor_spec.serve import metrics
 from thor_spec.serve.golden import Golden
 
@@ -80,7 +80,7 @@ class Outcome:
 def run(url: str, model: str, asked: Canary) -> Outcome:
     """Send the canary set.
 
-    Raises: CanaryError, naming the request and what came back.
+    Raises: CanaryError, naming the request and what came back; FailedRequestError, where nothing did.
     """
     checks = ["plain", "stream", "repeat"]
     with _client(url, TIMEOUT_S, asked.api_key) as client:
@@ -223,9 +223,10 @@ def _sent(client: httpx.Client, method: str, path: str, body: Any) -> httpx.Resp
     try:
         response = client.request(method, path, json=body)
     except httpx.HTTPError as error:
-        raise CanaryError(f"{method} {path} failed: {error or type(error).__name__}. See the engine's log.") from error
+        why = str(error).rstrip(".") or type(error).__name__
+        raise FailedRequestError(f"{method} {path} failed: {why}. See the engine's log.") from error
     if response.status_code != httpx.codes.OK:
-        raise CanaryError(f"{method} {path} answered {response.status_code}: {response.text[:200]}")
+        raise FailedRequestError(f"{method} {path} answered {response.status_code}: {response.text[:200]}")
     return response
 
 
@@ -264,13 +265,15 @@ def _stream(client: httpx.Client, model: str) -> list[int]:
                 elif line.startswith("data: "):
                     event = json.loads(line.removeprefix("data: "))
                     if "choices" not in event:  # vLLM tells of a failure in the stream, under status 200
-                        raise CanaryError(f"The streaming request broke off: {line[6:206]}. See the engine's log.")
+                        said = line[6:206]
+                        raise FailedRequestError(f"The streaming request broke off: {said}. See the engine's log.")
                     for choice in event["choices"]:
                         tokens += choice.get("token_ids") or []
     except httpx.HTTPError as error:
-        raise CanaryError(f"The streaming request failed: {error or type(error).__name__}. See the log.") from error
+        why = str(error).rstrip(".") or type(error).__name__
+        raise FailedRequestError(f"The streaming request failed: {why}. See the engine's log.") from error
     if not done:
-        raise CanaryError("The streaming request ended without [DONE]. See the engine's log.")
+        raise FailedRequestError("The streaming request ended without [DONE]. See the engine's log.")
     return _require_tokens("streaming request", tokens)
 
 

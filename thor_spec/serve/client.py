@@ -49,14 +49,25 @@ class Forced:
 
 
 class Server:
-    """A server's address and what it serves."""
+    """A server's address and what it serves.
+
+    Raises: ConfigError, where none answers there, or something else than vLLM does.
+    """
 
     def __init__(self, url: str, model: str | None = None) -> None:
         self.url = url.rstrip("/")
         # Plain HTTP in general: no certificates to load.
         self._client = httpx.Client(base_url=self.url, timeout=TIMEOUT_S, verify=self.url.startswith("https"))
-        card = self._get("/v1/models").json()["data"][0]
-        self.model: str = model or card["id"]
+        try:
+            card = self._get("/v1/models").json()["data"][0]
+            self.model: str = model or card["id"]
+        except ThorSpecError as error:
+            raise ConfigError(f"{error} Start one, or name another address with --url.") from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise ConfigError(
+                f"{self.url}/v1/models lists no models as vLLM does, so nothing can be asked there. "
+                "Name the address of a server that `thor-spec serve` or vLLM runs."
+            ) from error
         self.context: int = card.get("max_model_len") or 0
         self.root: str = card.get("root") or self.model
         """Where the server has its files from; a folder, if it runs on this machine."""
@@ -180,7 +191,7 @@ class Server:
         try:
             response = self._client.post(path, json=body)
         except httpx.HTTPError as error:
-            raise ThorSpecError(f"{self.url}{path} failed: {error or type(error).__name__}.") from error
+            raise ThorSpecError(f"{self.url}{path} failed: {_why(error)}.") from error
         if response.status_code != httpx.codes.OK:
             raise ThorSpecError(f"{self.url}{path} answered {response.status_code}: {response.text[:300]}")
         return response
@@ -194,5 +205,9 @@ class Server:
             return self._client.get(path).raise_for_status()
         except httpx.HTTPError as error:
             raise ThorSpecError(
-                f"{self.url}{path} does not answer ({error or type(error).__name__}). Is a server running there?"
+                f"{self.url}{path} does not answer ({_why(error)}). Is a server running there?"
             ) from error
+
+
+def _why(error: httpx.HTTPError) -> str:
+    return str(error).rstrip(".") or type(error).__name__

@@ -2,13 +2,13 @@
 
 import http.client
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from thor_spec.errors import EngineDeadError, EngineStartError, PlatformError
+from thor_spec.errors import EngineDeadError, EngineStartError, FailedRequestError, PlatformError
 from thor_spec.guard import processes
 from thor_spec.guard.guarded import GuardedJob
 from thor_spec.guard.memory import GIB
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 POLL_S = 0.1
 SERVING_POLL_S = 0.5  # the engine needs the cores now
 HEALTH_TIMEOUT_S = 2.0
+DEATH_S = 3.0
+"""How long a dying engine may take to end after the first request that failed for it."""
 THIN_MARGIN_BYTES = 2 * GIB
 
 
@@ -185,12 +187,20 @@ class Engine:
 
     def _engines(self) -> list[processes.Process]:
         """Return the job's processes that left an engine's receipt, which names them as they know themselves."""
-        if self._plan.stock:  # leaves no receipt; it goes by the name that vLLM gives itself
-            found = [process for pid in self._job.pids() if (process := processes.read(pid))]
-            return [process for process in found if process.name.startswith("VLLM::")]
+        if self._plan.stock:  # leaves no receipt
+            return self._named()
         mine = {processes.pid_inside(pid): pid for pid in self._job.pids()}
         named = [mine[r.pid] for r in receipt.collect(self._receipts) if r.state == "engine" and r.pid in mine]
         return [process for pid in named if (process := processes.read(pid))]
+
+    def _named(self) -> list[processes.Process]:
+        """Return the job's processes by the names that vLLM gives to engines and their workers."""
+        found = [process for pid in self._job.pids() if (process := processes.read(pid))]
+        return [process for process in found if process.name.startswith("VLLM::")]
+
+    def _workers(self) -> list[processes.Process]:
+        """Return the job's processes without any of which it cannot answer."""
+        return [*self._engines(), *self._named()]
 
     def _require_plugin(self) -> None:
         if not self._engines():
@@ -214,6 +224,7 @@ class Engine:
         plan = self._plan
         if plan.resolved.config.dummy_weights:
             return canary.unasked(plan.url)
+        workers, said = self._workers(), len(self._tail.all_lines()) - 1
         # In a thread of its own, so that a stop or a dead engine is seen at once; it ends with its connections.
         answer = in_thread(
             lambda: canary.run(
@@ -237,7 +248,21 @@ class Engine:
                 return None
             self._look_at_start("during the canary")
             wait([answer], SERVING_POLL_S)  # each look takes from the cores that the answers need
-        if answer.exception() is not None:
-            self._job.wait(2 * POLL_S)  # an engine that died tells more than the request that noticed
-            self._require_alive(EngineStartError, "during the canary")
+        if (error := answer.exception()) is not None:  # an engine that died tells more than the request that noticed
+            failed = isinstance(error, FailedRequestError)
+            self._require_survived(workers, said, wait_s=DEATH_S if failed else 2 * POLL_S)
         return answer.result()
+
+    def _require_survived(self, workers: Sequence[processes.Process], said: int, *, wait_s: float) -> None:
+        """Raise EngineStartError, where the job, one of ``workers`` or the log after ``said`` lines ends in time."""
+        until = time.monotonic() + wait_s
+        while True:
+            self._require_alive(EngineStartError, "during the canary")
+            ended = not all(processes.is_same(worker) for worker in workers)
+            if ended or failure.tells_of_death(self._tail.all_lines()[said:]):
+                self._job.wait(2 * POLL_S)  # the log's last lines
+                self._require_alive(EngineStartError, "during the canary")
+                raise EngineStartError(f"The engine ended during the canary: {self._cause()}")
+            if time.monotonic() >= until:
+                return
+            self._job.wait(POLL_S)

@@ -17,6 +17,7 @@ _NATIVE = re.compile(
     r"NV_ERR_NO_MEMORY|CUDA error|no kernel image|ptxas fatal|Segmentation fault|Fatal Python error|"
     r"terminate called|Bus error|illegal memory access|only supports sm|unrecognized arguments|error: argument"
 )
+_DYING = re.compile(r"EngineCore encountered a fatal error|Engine core proc .* died unexpectedly")
 _LOGGED = re.compile(r"\b(ERROR|CRITICAL)\b")
 _HEADERS = re.compile(
     r"Traceback \(most recent call last\)|EngineCore failed to start|EngineCore encountered a fatal error|"
@@ -37,6 +38,11 @@ def first_odd_line(lines: Iterable[str]) -> str | None:
         if logged is None and _LOGGED.search(line) and text.strip() and not _HEADERS.search(text):
             logged = text.strip()
     return logged
+
+
+def tells_of_death(lines: Iterable[str]) -> bool:
+    """Return whether a log says that its engine, or a worker of it, is about to end."""
+    return any(_DYING.search(line) or _is_fatal(line) for line in lines)
 
 
 def cause(lines: Iterable[str], log_file: Path) -> str:

@@ -39,6 +39,19 @@ def open_path(named: Path | None, kind: str = "serve") -> Path:
     return path
 
 
+def require_recording(path: Path | None) -> None:
+    """Create the file of ``--record``, so that a wrong path fails now, not with every request. Raises: ConfigError."""
+    if path is None:
+        return
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise ConfigError(
+            f"--record {path} cannot be written ({error.strerror}), so no request could be recorded. Name a file in a "
+            "folder that exists and that you may write to."
+        ) from error
+
+
 def is_full(path: Path) -> bool:
     """Return whether a log has no room to grow; False for what is no regular file."""
     return path.is_file() and shutil.disk_usage(path).free < LEAST_FREE_BYTES

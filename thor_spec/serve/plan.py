@@ -13,9 +13,9 @@ from thor_spec.diffusion.settings import FIELDS as DENOISING_FIELDS
 from thor_spec.diffusion.settings import Denoising
 from thor_spec.errors import ConfigError, EngineStartError, PlatformError
 from thor_spec.rope.scheme import ALIASES, Scheme
-from thor_spec.serve import api_key, command, prefix_caching, preflight, rope, speculation
-from thor_spec.serve.checkpoint import Checkpoint, open_checkpoint
-from thor_spec.serve.locate import locate
+from thor_spec.serve import api_key, command, log, prefix_caching, preflight, rope, speculation
+from thor_spec.serve.checkpoint import Checkpoint
+from thor_spec.serve.named import open_named
 from thor_spec.serve.plugin_options import acceptance, denoising
 from thor_spec.serve.prefix_caching import Decision
 from thor_spec.vllm_plugin import compat, gate
@@ -75,7 +75,8 @@ class Plan:
         return env.child_environment({**self.environment, gate.KEY_VARIABLE: self.api_key or ""})
 
     def become(self) -> NoReturn:
-        """Replace this process by the engine. Raises: EngineStartError."""
+        """Replace this process by the engine. Raises: EngineStartError; ConfigError, for a recording."""
+        log.require_recording(self.resolved.config.record)
         try:
             os.execve(self.argv[0], self.argv, self.child_environment())
         except OSError as error:
@@ -103,43 +104,51 @@ class Plan:
         return f"{variables} {shlex.join(self.argv)}"
 
 
-def make_plan(resolved: Resolved, *, note: Callable[[str], None] | None = None, stock: bool = False) -> Plan:
+def make_plan(
+    resolved: Resolved, *, note: Callable[[str], None] | None = None, stock: bool = False, own: int = 0
+) -> Plan:
     """Decide a start. Nothing is started, locked or loaded; a bundled model is made the first time it is named.
 
     Args:
         note: told when that takes its time.
         stock: leave our plugin out.
+        own: how many of the last arguments for vLLM are no user's: nobody is warned of what they do.
 
     Raises: ConfigError (a checkpoint, K, context or passed argument that cannot work); PlatformError or SeamMovedError
-        (vLLM is missing, out of range, or moved; a combination that is known not to work).
+        (vLLM is missing, out of range, or moved; a package that this model needs is missing; a combination that is
+        known not to work).
     """
     compat.require_seams()
     compat.require_plugin()
     config, gpu = resolved.config, has_gpu_build()
-    target = open_checkpoint(config.model, locate(config.model, note))
+    target = open_named(config.model, "MODEL", resolved.origins["model"], note)
     if target.architecture not in compat.SERVED:
         raise ConfigError(
             f"{config.model} is a {target.architecture}, which thor-spec does not serve. "
             f"It serves {', '.join(compat.SERVED)}."
         )
+    preflight.require_packages(target.architecture)
     _require_its_options(config, target)
     scheme = rope.scheme_of(config, target)
     context = config.context or (scheme.rows if scheme else target.context)
-    drafter, draft_tokens = speculation.choose(config, target, note, gpu=gpu)
+    drafter, draft_tokens = speculation.choose(resolved, target, note, gpu=gpu)
     rope.require_reach(scheme, context, target, drafter)
     if scheme and config.rope in ALIASES and note:
         note(
             f"warning: --rope {config.rope} is {scheme.type}: far positions all look like position 0. See docs/rope.md."
         )
-    found = preflight.facts(
-        target,
-        drafter=drafter is not None,
-        context=context,
-        vllm=version(),
-        passed=config.vllm_args,
-        variables=config.environment,
+    found, asked = (
+        preflight.facts(
+            target,
+            drafter=drafter is not None,
+            context=context,
+            vllm=version(),
+            passed=passed,
+            variables=config.environment,
+        )
+        for passed in (config.vllm_args, config.vllm_args[: len(config.vllm_args) - own])
     )
-    preflight.require_sound(found, note)
+    preflight.require_sound(found, asked, note)
     if note and target.is_diffusion and found["weights"] != "none":
         note(f"note: {found['weights']} weights save memory here, not time: a step brings each expert about one row.")
     if stock and not gpu:

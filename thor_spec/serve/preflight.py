@@ -1,6 +1,8 @@
 """Whether a start is one of the combinations that are known not to work."""
 
+import importlib.metadata
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,23 @@ from thor_spec.errors import PlatformError
 from thor_spec.known import combinations
 from thor_spec.serve import passthrough
 from thor_spec.serve.checkpoint import Checkpoint
+from thor_spec.vllm_plugin import compat
+
+
+def require_packages(architecture: str) -> None:
+    """Raise PlatformError, where vLLM's module of this architecture imports a package that is not there.
+
+    Its Qwen3.5 and Qwen3.6 read images, too, and import torchvision for that, whatever is asked of them.
+    """
+    if "qwen3_5" not in compat.TARGETS.get(architecture, "") or importlib.util.find_spec("torchvision") is not None:
+        return
+    torch = importlib.metadata.version("torch")
+    build = torch.partition("+")[2]
+    index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
+    raise PlatformError(
+        f"vLLM's {architecture} imports torchvision, which is not installed, so the engine would die while it starts. "
+        f"Install the one for this torch: `{sys.executable} -m pip install torchvision torch=={torch}{index}`."
+    )
 
 
 def facts(
@@ -49,12 +68,14 @@ def facts(
     return found | ({"flash_attention": int(version)} if version and version.isdecimal() else {})
 
 
-def require_sound(found: Mapping[str, Any], note: Callable[[str], None] | None = None) -> None:
-    """Tell what is likely to go wrong, and refuse what will. Raises: PlatformError."""
+def require_sound(
+    found: Mapping[str, Any], asked: Mapping[str, Any], note: Callable[[str], None] | None = None
+) -> None:
+    """Refuse what will go wrong as ``found``, and tell what is likely to as ``asked`` for. Raises: PlatformError."""
     for combination in combinations.matching(found):
         if combination.refuse:
             raise PlatformError(f"{combination.name}: {combination.describe()}. {combination.remedy}")
-        if note:
+        if note and combination in combinations.matching(asked):
             note(f"warning: {combination.name}: {combination.describe()}. {combination.remedy}")
 
 

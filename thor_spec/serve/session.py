@@ -29,7 +29,7 @@ def while_served(plan: Plan, events: Events, work: Callable[[Ready], T]) -> T:
     stop = StopRequests()
     session = _Session(events, work, stop)
     serve(plan, session, stop=stop, restarts=0)
-    if session.answer is None or not session.answer.done():
+    if session.answer is None or not session.answer.done() or session.cut_off:
         raise InterruptedJobError(f"Stopped before the work on {plan.resolved.config.model} was done.")
     return session.answer.result()
 
@@ -39,6 +39,8 @@ class _Session(Generic[T]):
 
     def __init__(self, shown: Events, work: Callable[[Ready], T], stop: StopRequests) -> None:
         self.answer: Future[T] | None = None
+        self.cut_off = False
+        """Whether the work failed after somebody else asked for the stop, which breaks its requests off."""
         self._shown = shown
         self._work = work
         self._stop = stop
@@ -60,6 +62,8 @@ class _Session(Generic[T]):
     def _done(self, answer: "Future[T]") -> None:
         if answer.exception() is None:
             self._stop.ask()
+        elif self._stop.any:
+            self.cut_off = True
         else:  # an engine that died tells more than the request that noticed
             timer = threading.Timer(NOTICE_S, self._stop.ask)
             timer.daemon = True

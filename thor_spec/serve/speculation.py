@@ -3,21 +3,22 @@
 from collections.abc import Callable
 from typing import Any
 
-from thor_spec.config import DEFAULT_DRAFT_TOKENS, ServeConfig
+from thor_spec.config import DEFAULT_DRAFT_TOKENS, Resolved, ServeConfig
 from thor_spec.ddtree.shape import TreeShape
 from thor_spec.dflash.drafter import Drafter
 from thor_spec.dflash.length import arms
 from thor_spec.errors import ConfigError
 from thor_spec.nano import checkpoints as nano
 from thor_spec.nano import shipped
-from thor_spec.serve.checkpoint import Checkpoint, open_checkpoint
-from thor_spec.serve.locate import locate
+from thor_spec.serve.checkpoint import Checkpoint
+from thor_spec.serve.named import open_named
 
 
 def choose(
-    config: ServeConfig, target: Checkpoint, note: Callable[[str], None] | None, *, gpu: bool
+    resolved: Resolved, target: Checkpoint, note: Callable[[str], None] | None, *, gpu: bool
 ) -> tuple[Checkpoint | None, int]:
     """Return the drafter and the drafts of a step; None and 0 without. Raises: ConfigError."""
+    config = resolved.config
     name = config.draft or nano.PAIRS.get(config.model) or shipped.drafter_of(config.model) or "none"
     if name == "none":
         asked = (
@@ -29,7 +30,7 @@ def choose(
         if asked:
             raise ConfigError(f"{asked} needs a drafter, and {config.model} has none of its own. Name it: --draft.")
         return None, 0
-    checkpoint = open_checkpoint(name, locate(name, note))
+    checkpoint = open_named(name, "--draft", resolved.origins["draft"], note)
     drafter = Drafter.parse(name, checkpoint.config)
     default = drafter.max_draft_tokens if gpu else min(DEFAULT_DRAFT_TOKENS, drafter.max_draft_tokens)
     draft_tokens = config.draft_tokens or default

@@ -11,10 +11,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequests:
-    """Counts stop signals while its ``with`` block runs, in the main thread."""
+    """Counts stop signals while its ``with`` block runs, in the main thread.
+
+    After a signal the process is about to end: more are ignored behind the block, too, to the last instruction.
+    """
 
     def __init__(self) -> None:
         self.count = 0
+        self.signalled = False
+        """Whether a signal asked, and not somebody within."""
         self._previous: dict[int, Any] = {}
 
     @property
@@ -39,7 +44,8 @@ class StopRequests:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for signum, handler in self._previous.items():
-            signal.signal(signum, handler)
+            signal.signal(signum, signal.SIG_IGN if self.signalled else handler)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.signalled = True
         self.count += 1

@@ -12,8 +12,9 @@ from thor_spec import env
 from thor_spec.errors import BusyError, LockPathError, StalledError
 from thor_spec.guard.guarded import GuardedJob, Settings
 from thor_spec.guard.locks import ADMISSION, Lock, LockDirectory
+from thor_spec.guard.memory import ProcMemory
 from thor_spec.guard.notify import Notifier
-from thor_spec.serve import address, dump, golden, history, log
+from thor_spec.serve import address, dump, golden, history, log, room
 from thor_spec.serve.engine import Engine
 from thor_spec.serve.events import Events
 from thor_spec.serve.golden import Golden
@@ -45,10 +46,10 @@ def serve(
         stop: asked from elsewhere, too, to end the engine; entered here.
         restarts: how often a stalled engine is started again.
 
-    Raises: BusyError, OrphanError, LockPathError; CapacityError; ConfigError (address, log file, golden answers);
-        PlatformError (the plugin is not at work in the engine); EngineStartError; StartDeadlineError; CanaryError;
-        EngineDeadError; StalledError, after the restarts; MemoryGuardError; GuardFailureError; StuckInKernelError;
-        MemoryNotReturnedError.
+    Raises: BusyError, OrphanError, LockPathError; CapacityError; ConfigError (address, log file, recording, golden
+        answers); PlatformError (the plugin is not at work in the engine); EngineStartError; StartDeadlineError;
+        CanaryError; EngineDeadError; StalledError, after the restarts; MemoryGuardError; GuardFailureError;
+        StuckInKernelError; MemoryNotReturnedError.
     """
     began = clock()
     config = plan.resolved.config
@@ -66,6 +67,10 @@ def serve(
             raise
         try:
             address.require_free(config.host, config.port)
+            sources = settings.sources
+            memory = ProcMemory(sources.meminfo, sources.pressure)
+            room.require_cache(config.kv_cache_memory, memory, settings.floor_bytes, gpu=seam.has_gpu_build())
+            log.require_recording(config.record)
             answers = golden.read(config.golden) if config.golden else ()  # a mistake shows before weights load
             service = _Service(plan, told, stop, admission, log.open_path(config.log_file), clock, settings, answers)
             for restarts_left in range(restarts, -1, -1):
