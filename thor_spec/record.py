@@ -51,7 +51,7 @@ def reserve(folder: Path | None = None) -> None:
     Raises: ConfigError, where the folder cannot be written, or holds a record already.
     """
     if folder and (folder / FILE).exists():
-        raise ConfigError(f"{folder / FILE} is there already. Name another folder with --out.")
+        raise _taken(folder / FILE)
     require_folder(folder or FOLDER)
 
 
@@ -72,10 +72,14 @@ def write(
         with path.open("x", encoding="utf-8") as file:
             file.write(without_places(text) + "\n")
     except FileExistsError as error:
-        raise ConfigError(f"{path} is there already. Name another folder with --out.") from error
+        raise _taken(path) from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be written ({error.strerror}). Name a folder with --out.") from error
     return path
+
+
+def _taken(path: Path) -> ConfigError:
+    return ConfigError(f"{path} is there already. Name another folder with --out.")
 
 
 def read(path: Path) -> Record:

@@ -2,15 +2,13 @@
 
 import hashlib
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from prometheus_client.parser import text_string_to_metric_families
 
 import thor_spec
 from thor_spec import provenance
 from thor_spec.bench.arms import FLAG, VARIABLE
+from thor_spec.serve import metrics
 from thor_spec.serve.client import Server
 from thor_spec.serve.plan import Plan
 
@@ -94,9 +92,5 @@ def _files(folder: Path) -> str:
 
 
 def _cache(text: str) -> dict[str, Any]:
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name.startswith("vllm:cache_config_info"):
-                labels: Mapping[str, str] = sample.labels
-                return {f"cache {name}": labels[name] for name in _CACHE_LABELS if name in labels}
-    return {}
+    labels = metrics.cache_config(text)
+    return {f"cache {name}": labels[name] for name in _CACHE_LABELS if name in labels}

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from thor_spec.bench.meter import Meter
 from thor_spec.bench.statistic import percentile
 from thor_spec.bench.workload import Request
 from thor_spec.errors import ThorSpecError
+from thor_spec.serve import metrics
 from thor_spec.serve.client import Server
 
 RULE_HEADER = "x-thor-spec-accept"
@@ -78,29 +78,28 @@ class Repetition:
 
 def repeat(server: Server, requests: Sequence[Request], *, batch: int, said: Mapping[str, Any]) -> Repetition:
     """Send every request once, ``batch`` at a time, each with what the arm says. Raises: ThorSpecError."""
-    before = server.metrics()
+    totals_were, places_were, lengths_were = _read(server.metrics())
     with Meter() as meter:
         began = time.monotonic()
         with ThreadPoolExecutor(batch) as pool:
             answers = list(pool.map(lambda request: stream(server, request, said), requests))
         seconds = time.monotonic() - began
-    after = server.metrics()
+    totals, places, lengths = _read(server.metrics())
     drafts, accepted, taken, relaxed = (
-        _total(after, name) - _total(before, name) for name in (_DRAFTS, _ACCEPTED, _TAKEN, _RELAXED)
+        totals.get(name, 0.0) - totals_were.get(name, 0.0) for name in (_DRAFTS, _ACCEPTED, _TAKEN, _RELAXED)
     )
-    was, lengths_were = by_place(before), by_length(before)
     return Repetition(
         seconds=seconds,
         tokens=sum(answer.tokens for answer in answers),
         answers=tuple(answers),
         drafts=drafts,
         accepted=accepted,
-        accepted_by_place=tuple(count - was.get(place, 0.0) for place, count in sorted(by_place(after).items())),
+        accepted_by_place=tuple(count - places_were.get(place, 0.0) for place, count in sorted(places.items())),
         taken=taken,
         relaxed=relaxed,
         by_length={
             length: {of: value - lengths_were.get(length, {}).get(of, 0.0) for of, value in figures.items()}
-            for length, figures in sorted(by_length(after).items())
+            for length, figures in sorted(lengths.items())
         },
         joules=meter.joules,
         degrees=meter.degrees,
@@ -156,25 +155,17 @@ def stream(server: Server, request: Request, said: Mapping[str, Any]) -> Timed:
 
 def by_place(text: str) -> dict[int, float]:
     """Return how many drafts were accepted at each place, from the text of ``/metrics``."""
-    found: dict[int, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name == _POSITIONS:
-                place = int(sample.labels["position"])
-                found[place] = found.get(place, 0.0) + sample.value
-    return found
+    return {int(place): count for place, count in metrics.by_label(text, _POSITIONS, "position").items()}
 
 
 def by_length(text: str) -> dict[int, dict[str, float]]:
     """Return the figures of steps by the tokens that they draft, over all depths, from the text of ``/metrics``."""
     found: dict[int, dict[str, float]] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if of := _OF_LENGTHS.get(sample.name):
-                figures = found.setdefault(int(sample.labels["draft_tokens"]), dict.fromkeys(_OF_LENGTHS.values(), 0.0))
-                figures[of] += sample.value
+    for name, of in _OF_LENGTHS.items():
+        for length, value in metrics.by_label(text, name, "draft_tokens").items():
+            found.setdefault(int(length), {})[of] = value
     return found
 
 
-def _total(text: str, name: str) -> float:
-    return sum(s.value for f in text_string_to_metric_families(text) for s in f.samples if s.name == name)
+def _read(text: str) -> tuple[dict[str, float], dict[int, float], dict[int, dict[str, float]]]:
+    return metrics.totals(text), by_place(text), by_length(text)

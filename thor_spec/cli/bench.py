@@ -3,12 +3,12 @@
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from thor_spec.cli import starting
 from thor_spec.cli.engine_options import Engine
 from thor_spec.cli.grouped import grouped
 from thor_spec.config import ServeConfig
@@ -85,9 +85,9 @@ def chat(
     from thor_spec.bench import table
     from thor_spec.bench.arms import parse
 
-    starting = {**engine.flags(), "context": context_length}
-    given = {name: value for name, value in starting.items() if value is not None}
-    _require_its_own(url, given, engine.profile, context.obj.rest)
+    flags = {**engine.flags(), "context": context_length}
+    given = {name: value for name, value in flags.items() if value is not None}
+    starting.require_none_to_start(url, [*given] or (["the rest"] if engine.profile or context.obj.rest else []))
     shared = {**given, **({"url": url} if url else {}), "temperature": temperature, "batch": batch}
     found = parse(arms or (), shared)
     most = max(arm.batch for arm in found)
@@ -137,12 +137,12 @@ def serving(
     """Sweep concurrency or request rate with vLLM's own load generator."""
     from thor_spec import record
     from thor_spec.bench import facts, serving, table
-    from thor_spec.cli.starting import planned
     from thor_spec.gates.judging import Planned, Running
     from thor_spec.serve.client import Server
 
     flags = {**_flags(engine, dummy, synthetic_acceptance, url), "context": context_length}
-    _require_its_own(url, {k: v for k, v in flags.items() if v is not None}, engine.profile, context.obj.rest)
+    given = [name for name, value in flags.items() if value is not None]
+    starting.require_none_to_start(url, given or (["the rest"] if engine.profile or context.obj.rest else []))
     shape = {"input_tokens": input_tokens, "output_tokens": output_tokens, "prompts": prompts}
     if request_rate:
         rates = _numbers("--request-rate", request_rate)
@@ -152,7 +152,7 @@ def serving(
     flags["vllm_args"] = context.obj.rest
     if (most := max(load.concurrency or 0 for load in loads)) > ServeConfig().max_seqs:
         flags["max_seqs"] = most
-    source: Planned | Running = Running(url) if url else planned(flags, engine.profile)
+    source: Planned | Running = Running(url) if url else starting.planned(flags, engine.profile)
     record.reserve(out)
 
     def work(server: Server) -> tuple[list[serving.Point], dict[str, Any]]:
@@ -207,7 +207,6 @@ def agent(
     from thor_spec import record
     from thor_spec.bench import agent as replaying
     from thor_spec.bench import table, traces
-    from thor_spec.cli.starting import planned
 
     names = arms.split(",")
     if unknown := [name for name in names if name not in replaying.ARMS]:
@@ -219,7 +218,7 @@ def agent(
         changes = dict(replaying.ARMS[name])
         caching = "--enable-prefix-caching" if changes.pop("caching") else "--no-enable-prefix-caching"
         without = {"draft_tokens": None, "synthetic_acceptance": None} if changes.get("draft") == "none" else {}
-        sources[name] = planned(
+        sources[name] = starting.planned(
             {**flags, **changes, **without, "vllm_args": context.obj.rest}, engine.profile, own=(caching,)
         )
     room = min(source.plan.context for source in sources.values())
@@ -256,13 +255,6 @@ def agent(
     _refuse(refused, path)
 
 
-def _require_its_own(url: str | None, given: Mapping[str, Any], profile: Path | None, rest: Sequence[str]) -> None:
-    """Raise ConfigError, where a server that runs is also told how to start."""
-    if url and (given or rest or profile):
-        theirs = ", ".join(given) or "the rest"
-        raise ConfigError(f"--url names a running server. Leave out what is for one to start: {theirs}.")
-
-
 def _flags(engine: Engine, dummy: str | None, acceptance: float | None, url: str | None = None) -> dict[str, Any]:
     """Return the engine's options, those of random weights included. Raises: ConfigError, PlatformError."""
     from thor_spec.bench import dummy as dummies
@@ -292,7 +284,6 @@ def _flags(engine: Engine, dummy: str | None, acceptance: float | None, url: str
 
 def _source(arm: "Arm", profile: Path | None, rest: tuple[str, ...], most: int) -> "Planned | Running":
     from thor_spec.bench.arms import SERVER_KEYS
-    from thor_spec.cli.starting import planned
     from thor_spec.gates.judging import Running
     from thor_spec.serve.passthrough import mentions
 
@@ -304,7 +295,7 @@ def _source(arm: "Arm", profile: Path | None, rest: tuple[str, ...], most: int) 
     args = args if mentions(args, "--max-logprobs") else (*args, "--max-logprobs", "-1")
     # Each repetition asks the same prompts: from a cache of prefixes, only the first would be a measurement.
     args = args if mentions(args, "--enable-prefix-caching") else (*args, "--no-enable-prefix-caching")
-    return planned({**flags, "vllm_args": args}, profile)
+    return starting.planned({**flags, "vllm_args": args}, profile)
 
 
 def _numbers(option: str, text: str) -> list[float]:

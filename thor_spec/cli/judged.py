@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from thor_spec.cli import starting
 from thor_spec.errors import ConfigError, GateError
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ class Servers:
         self.reference_url = reference_url
         self.stock = stock
         given = [name for name in ("model", "draft", "draft_tokens", "kv_cache_memory") if flags[name] is not None]
-        if url and (given or rest or stock):
-            theirs = ", ".join(given) or "-- or --stock"
-            raise ConfigError(f"--url names a running server. Leave out what is for one to start: {theirs}.")
+        starting.require_none_to_start(url, given or (["-- or --stock"] if rest or stock else []))
         if reference_url and not url:
             raise ConfigError("--reference-url goes with --url; without it both servers are started here.")
 
@@ -91,14 +90,13 @@ class Servers:
 
     def planned(self, changes: dict[str, Any], *, stock: bool = False, more: tuple[str, ...] = ()) -> "Planned":
         """Return one engine to start: the same but for ``changes``, and with ``more`` arguments for vLLM."""
-        from thor_spec.cli.starting import planned
         from thor_spec.serve.passthrough import mentions
 
         # Ties are recognized by the spread of all logits; and states are kept in the same mode on both sides.
         own = more if mentions(self.rest, "--max-logprobs") else (*more, "--max-logprobs", "-1")
         told = mentions((*self.rest, *own), "--enable-prefix-caching")
         own = own if told else (*own, "--no-enable-prefix-caching")
-        return planned({**self.flags, **changes, "vllm_args": self.rest}, self.profile, stock=stock, own=own)
+        return starting.planned({**self.flags, **changes, "vllm_args": self.rest}, self.profile, stock=stock, own=own)
 
 
 def judge(names: tuple[str, ...], servers: Servers, asked: dict[str, Any]) -> "list[Verdict]":
@@ -127,11 +125,10 @@ def judge(names: tuple[str, ...], servers: Servers, asked: dict[str, Any]) -> "l
 
 def trees(wanted: dict[str, Any], profile: Path | None, *, rows: int, plant: bool = False, seed: int = 0) -> "Verdict":
     """Judge the branch-state invariants in an engine of its own, started as ``wanted``."""
-    from thor_spec.cli.starting import planned
     from thor_spec.gates import tree
     from thor_spec.serve import log
 
-    plan = planned(wanted, profile).plan
+    plan = starting.planned(wanted, profile).plan
     given = tree.job(plan, rows=wanted["max_seqs"], verified_rows=rows, faults=plant, seed=seed)
     say = functools.partial(print, file=sys.stderr, flush=True)
     return tree.verdict(tree.run(plan, given, log=log.open_path(None, kind="verify-tree"), say=say))

@@ -7,9 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thor_spec.config import DEFAULT_MODEL, resolve
+from thor_spec.errors import ConfigError
 
 if TYPE_CHECKING:
     from thor_spec.gates.judging import Planned
+
+
+def require_none_to_start(url: str | None, given: Sequence[str]) -> None:
+    """Raise ConfigError, where a server that runs is also told how to start; ``given`` is what was said of that."""
+    if url and given:
+        raise ConfigError(f"--url names a running server. Leave out what is for one to start: {', '.join(given)}.")
 
 
 def planned(

@@ -13,6 +13,7 @@ import httpx
 
 from thor_spec.errors import CanaryError, FailedRequestError
 from thor_spec.serve import metrics
+from thor_spec.serve.client import why
 from thor_spec.serve.golden import Golden
 
 PROMPT = "def mean(values):\n    return"
@@ -223,8 +224,7 @@ def _sent(client: httpx.Client, method: str, path: str, body: Any) -> httpx.Resp
     try:
         response = client.request(method, path, json=body)
     except httpx.HTTPError as error:
-        why = str(error).rstrip(".") or type(error).__name__
-        raise FailedRequestError(f"{method} {path} failed: {why}. See the engine's log.") from error
+        raise FailedRequestError(f"{method} {path} failed: {why(error)}. See the engine's log.") from error
     if response.status_code != httpx.codes.OK:
         raise FailedRequestError(f"{method} {path} answered {response.status_code}: {response.text[:200]}")
     return response
@@ -270,8 +270,7 @@ def _stream(client: httpx.Client, model: str) -> list[int]:
                     for choice in event["choices"]:
                         tokens += choice.get("token_ids") or []
     except httpx.HTTPError as error:
-        why = str(error).rstrip(".") or type(error).__name__
-        raise FailedRequestError(f"The streaming request failed: {why}. See the engine's log.") from error
+        raise FailedRequestError(f"The streaming request failed: {why(error)}. See the engine's log.") from error
     if not done:
         raise FailedRequestError("The streaming request ended without [DONE]. See the engine's log.")
     return _require_tokens("streaming request", tokens)

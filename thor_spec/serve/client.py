@@ -191,7 +191,7 @@ class Server:
         try:
             response = self._client.post(path, json=body)
         except httpx.HTTPError as error:
-            raise ThorSpecError(f"{self.url}{path} failed: {_why(error)}.") from error
+            raise ThorSpecError(f"{self.url}{path} failed: {why(error)}.") from error
         if response.status_code != httpx.codes.OK:
             raise ThorSpecError(f"{self.url}{path} answered {response.status_code}: {response.text[:300]}")
         return response
@@ -205,9 +205,10 @@ class Server:
             return self._client.get(path).raise_for_status()
         except httpx.HTTPError as error:
             raise ThorSpecError(
-                f"{self.url}{path} does not answer ({_why(error)}). Is a server running there?"
+                f"{self.url}{path} does not answer ({why(error)}). Is a server running there?"
             ) from error
 
 
-def _why(error: httpx.HTTPError) -> str:
+def why(error: httpx.HTTPError) -> str:
+    """Return what went wrong with a request, for a sentence that goes on."""
     return str(error).rstrip(".") or type(error).__name__

@@ -1,5 +1,6 @@
 """Everything about a start that can be decided before it: checkpoints, K, the exact argv and environment."""
 
+import functools
 import os
 import shlex
 from collections.abc import Callable, Mapping
@@ -137,18 +138,16 @@ def make_plan(
         note(
             f"warning: --rope {config.rope} is {scheme.type}: far positions all look like position 0. See docs/rope.md."
         )
-    found, asked = (
-        preflight.facts(
-            target,
-            drafter=drafter is not None,
-            context=context,
-            vllm=version(),
-            passed=passed,
-            variables=config.environment,
-        )
-        for passed in (config.vllm_args, config.vllm_args[: len(config.vllm_args) - own])
+    facts_with = functools.partial(
+        preflight.facts,
+        target,
+        drafter=drafter is not None,
+        context=context,
+        vllm=version(),
+        variables=config.environment,
     )
-    preflight.require_sound(found, asked, note)
+    found = facts_with(passed=config.vllm_args)
+    preflight.require_sound(found, facts_with(passed=config.vllm_args[:-own]) if own else found, note)
     if note and target.is_diffusion and found["weights"] != "none":
         note(f"note: {found['weights']} weights save memory here, not time: a step brings each expert about one row.")
     if stock and not gpu:

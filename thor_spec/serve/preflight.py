@@ -72,10 +72,11 @@ def require_sound(
     found: Mapping[str, Any], asked: Mapping[str, Any], note: Callable[[str], None] | None = None
 ) -> None:
     """Refuse what will go wrong as ``found``, and tell what is likely to as ``asked`` for. Raises: PlatformError."""
+    likely = combinations.matching(asked)
     for combination in combinations.matching(found):
         if combination.refuse:
             raise PlatformError(f"{combination.name}: {combination.describe()}. {combination.remedy}")
-        if note and combination in combinations.matching(asked):
+        if note and combination in likely:
             note(f"warning: {combination.name}: {combination.describe()}. {combination.remedy}")
 
 

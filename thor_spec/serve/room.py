@@ -16,7 +16,8 @@ def require_cache(asked: int | None, memory: ProcMemory, floor: int | None, *, g
     """
     if asked is None:
         return
-    device = cuda.probe() if gpu else None
+    # Asking the device takes a process of its own; what shares its memory by what it is need not be asked.
+    device = cuda.probe() if gpu and not board.detect(Path("/"), None).is_unified else None
     if device is not None and not device.integrated and not board.detect(Path("/"), device).is_unified:
         room, where = device.total_bytes, f"{device.name} has {device.total_bytes / GIB:.2f} GiB of memory in all"
     else:
