@@ -71,6 +71,14 @@ JOBS = (
         "--arms adaptive:draft_tokens=15,adaptive_drafts=true "
         "--arms adaptive8:draft_tokens=15,adaptive_drafts=true,batch=8 --tokens 256 --repetitions 6 --per-start 3",
     ),
+    Job(
+        "adaptive-large",
+        95,
+        f"{POLITE} bench chat {LARGE} --arms fixed:draft_tokens=15 --arms fixed8:draft_tokens=15,batch=8 "
+        "--arms adaptive:draft_tokens=15,adaptive_drafts=true "
+        "--arms adaptive8:draft_tokens=15,adaptive_drafts=true,batch=8 --tokens 256 --repetitions 6 --per-start 3 "
+        f"-- {DECODING_IN_GRAPHS}",
+    ),
     Job("tree", 20, "benchmarks/tree.py --prompts 8 --answer 192"),
     Job("diffusion", 12, "benchmarks/diffusion.py --prompts 50"),
     Job("diffusion-mini", 72, "benchmarks/diffusion.py --model mini --attention-backend TRITON_ATTN"),

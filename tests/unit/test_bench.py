@@ -17,12 +17,14 @@ from thor_spec.bench.facts import of_plan
 from thor_spec.bench.load import Repetition, Timed, by_length, by_place
 from thor_spec.bench.meter import Meter, Sample
 from thor_spec.bench.turns import turns
+from thor_spec.cli import starting
 from thor_spec.cli.main import main
 from thor_spec.config import resolve
 from thor_spec.errors import ConfigError
 from thor_spec.gates.verdict import Verdict
 from thor_spec.serve.client import Answer, Forced
 from thor_spec.serve.plan import make_plan
+from thor_spec.vllm_plugin import seam
 
 SHARED = {"temperature": 0.7, "batch": 2}
 
@@ -273,8 +275,48 @@ def test_arms_take_turns_and_servers_too(monkeypatch: pytest.MonkeyPatch) -> Non
     # Warm-ups 1 2 and 3, then two repetitions, the second backwards; the next round starts with the other server.
     assert " ".join(order[:15]) == "start a 1 2 1 2 2 1 start c 3 3 3 start c 3 3 3"
     assert set(found.gates) == {"a", "b"}
-    one = chat.run(arms[:2], lambda arm: Place(arm), chat.Options(repetitions=5))  # type: ignore[arg-type,return-value]
+    random = chat.Options(repetitions=5, judged=False)
+    one = chat.run(arms[:2], lambda arm: Place(arm), random)  # type: ignore[arg-type,return-value]
     assert len(one.facts["a"]) == 1
+    assert not one.gates
+
+
+def test_random_weights_are_those_of_every_arm_and_are_not_judged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The pretended acceptance belongs to arms that draft, and to no other."""
+    seen: dict[str, dict[str, Any]] = {}
+
+    def run(arms: list[Arm], source: Any, options: chat.Options) -> Any:
+        for arm in arms:
+            source(arm)
+            seen[arm.name] = flags.pop()
+        assert not options.judged
+        raise ConfigError("far enough")
+
+    flags: list[dict[str, Any]] = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(starting, "planned", lambda given, _profile: flags.append(given))
+    monkeypatch.setattr(seam, "has_gpu_build", lambda: True)
+    monkeypatch.setattr(chat, "run", run)
+    dummies = ["bench", "chat", "--dummy", "small", "--synthetic-acceptance", "3"]
+    with pytest.raises(SystemExit):
+        main([*dummies, "--arms", "plain:draft=none", "--arms", "drafts:draft_tokens=7"])
+    assert all(of["dummy_weights"] and of["model"].endswith("small/target") for of in seen.values())
+    assert {name: of["synthetic_acceptance"] for name, of in seen.items()} == {"plain": None, "drafts": 3.0}
+
+
+@pytest.mark.parametrize(
+    "asked", [["--quality"], ["--arms", "a:model=nano-hybrid"], ["--arms", "a:url=http://localhost:1"], ["nano-hybrid"]]
+)
+def test_random_weights_take_the_place_of_every_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: list[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(chat, "run", lambda *_: pytest.fail("started"))
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "chat", "--dummy", "small", "--draft", "none", *asked])
+    assert ended.value.code == 2
 
 
 def test_intervals_hold_the_median_most_of_the_time() -> None:

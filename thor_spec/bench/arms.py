@@ -13,6 +13,7 @@ from thor_spec.errors import ConfigError
 RULE_KEYS = ("accept", "accept_eps", "accept_delta")
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
 REQUEST_KEYS = (*RULE_KEYS, *SAMPLING_KEYS, "batch", "tokens")
+RANDOM_KEYS = ("dummy_weights", "synthetic_acceptance")
 _COMMON = {
     "host",
     "port",
@@ -24,8 +25,7 @@ _COMMON = {
     "allow_controls",
     "record",
     "record_contents",
-    "dummy_weights",
-    "synthetic_acceptance",
+    *RANDOM_KEYS,
 }
 SERVER_KEYS = tuple(field.name for field in fields(ServeConfig) if field.name not in {*_COMMON, *RULE_KEYS})
 KEYS = (*REQUEST_KEYS, *SERVER_KEYS, "url")

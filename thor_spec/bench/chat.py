@@ -39,6 +39,8 @@ class Options:
     kinds: tuple[str, ...] = workload.KINDS
     quality: bool = False
     quality_seeds: int = judging.SEEDS
+    judged: bool = True
+    """Whether the lossless gate judges arms that draft: answers of random weights it could not."""
     gate_prompts: int = 8
     tie_gap: float | None = None
     say: Callable[[str], None] = lambda _: None
@@ -153,7 +155,7 @@ class _Visit:
         is_first = not outcome.facts[self.group[0].name]
         for arm in self.group:
             outcome.facts[arm.name].append(seen)
-        if is_first and self.group[0].drafts:
+        if options.judged and is_first and self.group[0].drafts:
             gate, asked = Lossless(), GateOptions(count=options.gate_prompts, tie_gap=options.tie_gap)
             verdict = gate.verdict(gate.candidate(server, asked), asked)
             options.say(verdict.as_text())

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,6 +48,8 @@ def chat(
     *,
     engine: Engine,
     url: Url = None,
+    dummy: Dummy = None,
+    synthetic_acceptance: Synthetic = None,
     arms: Annotated[
         list[str] | None,
         typer.Option(
@@ -78,18 +81,20 @@ def chat(
     anything that they do not declare, or when the machine throttled; the record says which.
 
     Keys of arms: those of serve's profile, url, and for each request temperature, top_p, top_k, min_p, accept,
-    accept_eps, accept_delta and batch.
+    accept_eps, accept_delta and batch. With --dummy nothing is judged: answers of random weights say nothing.
     """
     from thor_spec import record
     from thor_spec.bench import chat as comparison
     from thor_spec.bench import table
-    from thor_spec.bench.arms import parse
+    from thor_spec.bench.arms import RANDOM_KEYS, parse
 
-    flags = {**engine.flags(), "context": context_length}
+    flags = {**_flags(engine, dummy, synthetic_acceptance, url), "context": context_length}
+    random = {name: flags.pop(name) for name in RANDOM_KEYS if name in flags}
     given = {name: value for name, value in flags.items() if value is not None}
     starting.require_none_to_start(url, [*given] or (["the rest"] if engine.profile or context.obj.rest else []))
     shared = {**given, **({"url": url} if url else {}), "temperature": temperature, "batch": batch}
     found = parse(arms or (), shared)
+    _require_dummies(dummy, found, quality=quality)
     most = max(arm.batch for arm in found)
     options = comparison.Options(
         repetitions=repetitions,
@@ -97,12 +102,20 @@ def chat(
         tokens=tokens,
         kinds=tuple(kinds.split(",")),
         quality=quality,
+        judged=dummy is None,
         tie_gap=tie_gap,
         say=_say,
     )
     record.reserve(out)
-    outcome = comparison.run(found, lambda arm: _source(arm, engine.profile, context.obj.rest, most), options)
-    asked = {"repetitions": repetitions, "per_start": per_start, "tokens": tokens, "kinds": kinds}
+    outcome = comparison.run(found, lambda arm: _source(arm, engine.profile, context.obj.rest, most, random), options)
+    asked = {
+        "repetitions": repetitions,
+        "per_start": per_start,
+        "tokens": tokens,
+        "kinds": kinds,
+        "dummy": dummy,
+        "synthetic_acceptance": synthetic_acceptance,
+    }
     result = {"options": asked, **outcome.as_dict()}
     path = record.write("bench-chat", result, folder=out, seeds={"requests": 1000})
     if as_json:
@@ -282,7 +295,23 @@ def _flags(engine: Engine, dummy: str | None, acceptance: float | None, url: str
     }
 
 
-def _source(arm: "Arm", profile: Path | None, rest: tuple[str, ...], most: int) -> "Planned | Running":
+def _require_dummies(dummy: str | None, arms: Sequence["Arm"], *, quality: bool) -> None:
+    """Raise ConfigError for what does not go with random weights."""
+    if not dummy:
+        return
+    if quality:
+        raise ConfigError("--quality judges answers, and those of --dummy are random. Leave one of them out.")
+    if named := [arm.name for arm in arms if not {"model", "url"}.isdisjoint(arm.declared)]:
+        raise ConfigError(
+            f"--dummy takes the place of the model of every arm, and {', '.join(named)} names a model or a URL. "
+            "Leave one of them out."
+        )
+
+
+def _source(
+    arm: "Arm", profile: Path | None, rest: tuple[str, ...], most: int, random: Mapping[str, Any]
+) -> "Planned | Running":
+    """Return the server of an arm; ``random`` are the options of random weights."""
     from thor_spec.bench.arms import SERVER_KEYS
     from thor_spec.gates.judging import Running
     from thor_spec.serve.passthrough import mentions
@@ -295,7 +324,8 @@ def _source(arm: "Arm", profile: Path | None, rest: tuple[str, ...], most: int) 
     args = args if mentions(args, "--max-logprobs") else (*args, "--max-logprobs", "-1")
     # Each repetition asks the same prompts: from a cache of prefixes, only the first would be a measurement.
     args = args if mentions(args, "--enable-prefix-caching") else (*args, "--no-enable-prefix-caching")
-    return starting.planned({**flags, "vllm_args": args}, profile)
+    without = {} if arm.drafts else {"synthetic_acceptance": None}
+    return starting.planned({**flags, **random, **without, "vllm_args": args}, profile)
 
 
 def _numbers(option: str, text: str) -> list[float]:
