@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import HAS_GPU
+from thor_spec.doctor import ptxas
+
 ROOT = Path(__file__).parent.parent.parent
 SHARED_BYTES = 227 * 1024
 
@@ -38,6 +41,10 @@ def compiled(arch: int, only: str) -> list[dict[str, Any]]:
     ids=["replay", "wy", "paths"],
 )
 def test_nothing_spills_on_thor(only: str) -> None:
+    assembler = ptxas.chosen(110)
+    assert assembler is not None
+    if HAS_GPU and (said := ptxas.assemble(assembler, "sm_110a", "9.0")):  # else a fault of what this project pins
+        pytest.skip(f"not run: what this Triton takes for Thor does not know it: {said}")
     rows = compiled(110, only)
     assert len(rows) >= 4
     for row in rows:

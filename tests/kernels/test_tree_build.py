@@ -16,19 +16,21 @@ Build = Callable[..., Trees]
 BUILDS = [pytest.param(reference.build_trees, id="torch"), pytest.param(kernel.build_trees, id="triton")]
 
 
-def marginals(seed: int, requests: int, positions: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+def marginals(
+    seed: int, requests: int, positions: int, width: int, device: str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(requests, positions, 50, generator=generator)
     scores, tokens = logits.log_softmax(-1).topk(width)
-    return scores.contiguous(), tokens.contiguous()
+    return scores.contiguous().to(device), tokens.contiguous().to(device)
 
 
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("shape", [(3, 7, 7, 12), (2, 1, 4, 3), (1, 15, 16, 63), (2, 3, 1, 3)])
-def test_the_best_trees(build: Build, shape: tuple[int, int, int, int]) -> None:
+def test_the_best_trees(build: Build, shape: tuple[int, int, int, int], device: str) -> None:
     requests, positions, width, nodes = shape
-    scores, tokens = marginals(nodes, requests, positions, width)
-    found = build(scores, tokens, torch.zeros(requests, dtype=torch.bool), nodes=nodes)
+    scores, tokens = marginals(nodes, requests, positions, width, device)
+    found = build(scores, tokens, torch.zeros(requests, dtype=torch.bool, device=device), nodes=nodes)
     for r in range(requests):
         given = [
             [(int(t), float(s)) for t, s in zip(tokens[r, k], scores[r, k], strict=True)] for k in range(positions)
@@ -47,10 +49,11 @@ def test_the_best_trees(build: Build, shape: tuple[int, int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_chains_end_in_padding_and_leave_their_neighbours_alone(build: Build) -> None:
-    scores, tokens = marginals(1, 3, 4, 5)
-    found = build(scores, tokens, torch.tensor([True, False, True]), nodes=6)
-    alone = build(scores[1:2].contiguous(), tokens[1:2].contiguous(), torch.zeros(1, dtype=torch.bool), nodes=6)
+def test_chains_end_in_padding_and_leave_their_neighbours_alone(build: Build, device: str) -> None:
+    scores, tokens = marginals(1, 3, 4, 5, device)
+    found = build(scores, tokens, torch.tensor([True, False, True], device=device), nodes=6)
+    no_chains = torch.zeros(1, dtype=torch.bool, device=device)
+    alone = build(scores[1:2].contiguous(), tokens[1:2].contiguous(), no_chains, nodes=6)
     for r in (0, 2):
         assert found.parents[r].tolist() == [-1, 0, 1, 2, 3, -1, -1]
         assert found.depths[r].tolist() == [0, 1, 2, 3, 4, 0, 0]
@@ -61,12 +64,12 @@ def test_chains_end_in_padding_and_leave_their_neighbours_alone(build: Build) ->
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_more_nodes_than_candidates_and_a_spine(build: Build) -> None:
-    scores, tokens = marginals(2, 1, 2, 2)
-    no_chains = torch.zeros(1, dtype=torch.bool)
+def test_more_nodes_than_candidates_and_a_spine(build: Build, device: str) -> None:
+    scores, tokens = marginals(2, 1, 2, 2, device)
+    no_chains = torch.zeros(1, dtype=torch.bool, device=device)
     found = build(scores, tokens, no_chains, nodes=9)
     assert sorted(found.depths[0].tolist()) == [0, 0, 0, 0, 1, 1, 2, 2, 2, 2]  # 2 + 4 candidates, 3 of padding
-    scores, tokens = marginals(3, 1, 6, 6)
+    scores, tokens = marginals(3, 1, 6, 6, device)
     found = build(scores, tokens, no_chains, nodes=9, spine=6)
     assert found.parents[0, :7].tolist() == [-1, 0, 1, 2, 3, 4, 5]
     rest = found.parents[0, 7:].tolist()
@@ -77,11 +80,11 @@ def test_more_nodes_than_candidates_and_a_spine(build: Build) -> None:
 
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("nodes", [3, 9])
-def test_straight_ones_are_chains_with_the_scores_of_trees(build: Build, nodes: int) -> None:
-    scores, tokens = marginals(4, 3, 5, 6)
-    chains = torch.tensor([False, True, False])
+def test_straight_ones_are_chains_with_the_scores_of_trees(build: Build, nodes: int, device: str) -> None:
+    scores, tokens = marginals(4, 3, 5, 6, device)
+    chains = torch.tensor([False, True, False], device=device)
     free, found = (build(scores, tokens, chains, nodes=nodes, straight=straight) for straight in (False, True))
-    chained = build(scores, tokens, torch.ones(3, dtype=torch.bool), nodes=nodes)
+    chained = build(scores, tokens, torch.ones(3, dtype=torch.bool, device=device), nodes=nodes)
     assert torch.equal(found.scores, free.scores)
     assert torch.equal(found.parents, chained.parents)
     assert torch.equal(found.depths, chained.depths)
@@ -91,12 +94,12 @@ def test_straight_ones_are_chains_with_the_scores_of_trees(build: Build, nodes: 
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_trees_go_where_their_requests_are(build: Build) -> None:
-    scores, tokens = marginals(5, 3, 4, 5)
-    slots, out = torch.tensor([4, 0, 2], dtype=torch.int32), Trees.allocate(5, 6, "cpu")
+def test_trees_go_where_their_requests_are(build: Build, device: str) -> None:
+    scores, tokens = marginals(5, 3, 4, 5, device)
+    slots, out = torch.tensor([4, 0, 2], dtype=torch.int32, device=device), Trees.allocate(5, 6, device)
     for buffer in vars_of(out):
         buffer.fill_(-7)
-    chains = torch.tensor([True, False, False, False, False])
+    chains = torch.tensor([True, False, False, False, False], device=device)
     want = build(scores, tokens, chains[slots.long()], nodes=6)
     assert build(scores, tokens, chains, nodes=6, slots=slots, out=out) is out
     assert torch.equal(out.parents[slots.long()], want.parents)
@@ -110,15 +113,15 @@ def test_trees_go_where_their_requests_are(build: Build) -> None:
 @pytest.mark.parametrize(
     "lay", [pytest.param(reference.lay_widths, id="torch"), pytest.param(kernel.lay_widths, id="triton")]
 )
-def test_fixed_widths(lay: Build) -> None:
+def test_fixed_widths(lay: Build, device: str) -> None:
     """Every path carries the tokens of its ranks; a request that wants a chain gets one, and padding."""
     shape = TreeShape(nodes=3 + 6 + 6, depth=3, widths=(3, 2, 1))
-    layout = Layout(*(torch.tensor(x, dtype=torch.int32) for x in shape.layout()))
-    _, tokens = marginals(6, 3, 3, 4)
-    slots, out = torch.tensor([1, 3, 0], dtype=torch.int32), Trees.allocate(4, 15, "cpu")
+    layout = Layout(*(torch.tensor(x, dtype=torch.int32, device=device) for x in shape.layout()))
+    _, tokens = marginals(6, 3, 3, 4, device)
+    slots, out = torch.tensor([1, 3, 0], dtype=torch.int32, device=device), Trees.allocate(4, 15, device)
     for buffer in vars_of(out):
         buffer.fill_(-7)
-    lay(layout, tokens, torch.tensor([False, True, False, False]), slots=slots, out=out)
+    lay(layout, tokens, torch.tensor([False, True, False, False], device=device), slots=slots, out=out)
     ranks = shape.layout()[2]
     for r, slot in ((1, 3), (2, 0)):
         assert out.parents[slot].tolist() == list(shape.layout()[0])

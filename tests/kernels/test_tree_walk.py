@@ -28,7 +28,9 @@ def random_tree(rng: random.Random, nodes: int) -> Tree:
     return Tree(tokens=tuple(tokens), parents=tuple(parents))
 
 
-def batch(trees: list[Tree], width: int, counts: list[int]) -> tuple[Trees, torch.Tensor, torch.Tensor]:
+def batch(
+    trees: list[Tree], width: int, counts: list[int], device: str = "cpu"
+) -> tuple[Trees, torch.Tensor, torch.Tensor]:
     """Return the trees by slot, the last request's first; their drafts as far as a scheduler left them; starts."""
     slots = len(trees) + 2
     parents, depths = torch.full((slots, width), -1), torch.zeros(slots, width)
@@ -36,12 +38,13 @@ def batch(trees: list[Tree], width: int, counts: list[int]) -> tuple[Trees, torc
         parents[r, : len(tree.parents)] = torch.tensor(tree.parents)
         depths[r, : len(tree.parents)] = torch.tensor(tree.depths())
     found = Trees(
-        parents=parents.to(torch.int32), depths=depths.to(torch.int32),
-        path=torch.full((slots, width), -7, dtype=torch.int32), accepted=torch.full((slots,), -7, dtype=torch.int32),
-        counts=torch.zeros(3, width, dtype=torch.int64),
+        parents=parents.to(device, torch.int32), depths=depths.to(device, torch.int32),
+        path=torch.full((slots, width), -7, dtype=torch.int32, device=device),
+        accepted=torch.full((slots,), -7, dtype=torch.int32, device=device),
+        counts=torch.zeros(3, width, dtype=torch.int64, device=device),
     )  # fmt: skip
     drafts = torch.tensor([token for tree, n in zip(trees, counts, strict=True) for token in tree.tokens[:n]])
-    return found, drafts, torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
+    return found, drafts.to(device), torch.tensor([0, *counts]).cumsum(0).to(device, torch.int32)
 
 
 def cut(tree: Tree, count: int) -> Tree:
@@ -51,12 +54,12 @@ def cut(tree: Tree, count: int) -> Tree:
 @pytest.mark.parametrize("go", WALKS)
 @pytest.mark.parametrize("width", [1, 2, 9, 64])
 @pytest.mark.parametrize("relaxed", [False, True], ids=["exact", "relaxed"])
-def test_walk(go: Walk, width: int, relaxed: bool) -> None:
+def test_walk(go: Walk, width: int, relaxed: bool, device: str) -> None:
     rng = random.Random(width)
     whole = [random_tree(rng, rng.randint(1, width)) for _ in range(24)]
     counts = [rng.randint(1, len(tree.tokens)) for tree in whole]
     trees = [cut(tree, count) for tree, count in zip(whole, counts, strict=True)]
-    given, drafts, starts = batch(whole, width, counts)
+    given, drafts, starts = batch(whole, width, counts, device)
     choices = [[rng.randrange(VOCABULARY) for _ in tree.tokens] for tree in trees]
     # Few probabilities, so that children tie; thresholds that are off, low and high.
     p = [[[rng.choice([0.05, 0.2, 0.4]) for _ in range(VOCABULARY)] for _ in tree.tokens] for tree in trees]
@@ -67,9 +70,9 @@ def test_walk(go: Walk, width: int, relaxed: bool) -> None:
             at = tree.parents[node]
             own = p[r][at][tree.tokens[node]]
             likely[r, node] = own if own >= thresholds[r][at] > 0 else 0.0
-    slots = torch.arange(len(trees)).flip(0)
-    flat = torch.tensor([choice for row in choices for choice in row])
-    found = go(given, drafts, flat, starts, slots, likely if relaxed else None)
+    slots = torch.arange(len(trees), device=device).flip(0)
+    flat = torch.tensor([choice for row in choices for choice in row], device=device)
+    found = go(given, drafts, flat, starts, slots, likely.to(device) if relaxed else None)
     want, longer, kinds = torch.zeros(3, width, dtype=torch.int64), 0, {}
     for r, tree in enumerate(trees):
         of_request = p[r]
@@ -86,16 +89,16 @@ def test_walk(go: Walk, width: int, relaxed: bool) -> None:
             for i, number in enumerate((len(tree.tokens) - 1, max(tree.depths()), len(path) - 1)):
                 want[i, number] += 1
         kinds[len(path)] = True
-    assert torch.equal(given.counts, want)
+    assert torch.equal(given.counts.cpu(), want)
     assert width < 9 or (len(kinds) > 2 and (longer > 0) == relaxed)
 
 
 @pytest.mark.parametrize("go", WALKS)
-def test_placeholders_and_what_a_grammar_forbids_are_not_accepted(go: Walk) -> None:
+def test_placeholders_and_what_a_grammar_forbids_are_not_accepted(go: Walk, device: str) -> None:
     trees = [random_tree(random.Random(i), 12) for i in range(5)]
-    given, drafts, starts = batch(trees, 12, [12] * 5)
+    given, drafts, starts = batch(trees, 12, [12] * 5, device)
     drafts.view(5, 12)[:, 1:] = -1
-    found = go(given, drafts, torch.full((60,), -1), starts, torch.arange(5).flip(0))
+    found = go(given, drafts, torch.full((60,), -1, device=device), starts, torch.arange(5, device=device).flip(0))
     assert found.counts.tolist() == [1] * 5
     assert given.accepted[:5].tolist() == [1] * 5
     assert given.accepted[5:].tolist() == [-7, -7]
