@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import HAS_GPU
-from thor_spec.doctor import ptxas
+from thor_spec.device import ptxas
 
 ROOT = Path(__file__).parent.parent.parent
 SHARED_BYTES = 227 * 1024
@@ -41,9 +41,9 @@ def compiled(arch: int, only: str) -> list[dict[str, Any]]:
     ids=["replay", "wy", "paths"],
 )
 def test_nothing_spills_on_thor(only: str) -> None:
-    assembler = ptxas.chosen(110)
+    assembler = ptxas.chosen(ptxas.THOR)
     assert assembler is not None
-    if HAS_GPU and (said := ptxas.assemble(assembler, "sm_110a", "9.0")):  # else a fault of what this project pins
+    if HAS_GPU and (said := ptxas.complaint(assembler, ptxas.THOR)):  # else a fault of what this project pins
         pytest.skip(f"not run: what this Triton takes for Thor does not know it: {said}")
     rows = compiled(110, only)
     assert len(rows) >= 4

