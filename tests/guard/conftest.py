@@ -21,6 +21,9 @@ from .docker_stand_in import contain, docker  # noqa: F401  # fixtures
 from .guarding import guard, guard_container, launched, proc, state_dir  # noqa: F401  # fixtures
 from .waiting import PYTHON, until
 
+Start = Callable[..., Job]
+Bystander = Callable[..., "subprocess.Popen[bytes]"]
+
 
 class Engine:
     """A program that leaves the pids of its processes in a directory, one empty file each."""

@@ -16,9 +16,13 @@ from thor_spec.guard.container_spec import ContainerSpec
 from thor_spec.guard.containers import ContainerJob
 from thor_spec.guard.locks import LockDirectory
 
+from .waiting import until
+
 IMAGE = "example.invalid/vllm@sha256:" + "0" * 64
 SPEC = ContainerSpec(image=IMAGE)
+SOME_JOB = "0b6c1c9e-59e0-4e2b-8f39-4b9c5a4a1c11"
 FAKE = Path(__file__).with_name("fake_docker.py")
+Contain = Callable[..., ContainerJob]
 
 
 class Docker:
@@ -108,3 +112,12 @@ def contain(docker: Docker, locks: LockDirectory) -> Iterator[Callable[..., Cont
             fault.unlink()
         job.kill()
         job.close()
+
+
+def log_client() -> int:
+    """Return the pid of the client that follows the log; while it execs, its arguments cannot be read."""
+
+    def found() -> list[int]:
+        return [p.pid for p in processes.descendants(os.getpid()) if "logs" in processes.arguments(p.pid)]
+
+    return int(until(found)[0])

@@ -23,6 +23,8 @@ from .series import FakeProc
 from .waiting import until
 
 Guard = Callable[..., GuardedJob]
+ESCAPED = "os.setsid(); ignore()"  # out of session and group, deaf to requests
+DEAF = "ignore()"
 
 
 @pytest.fixture

@@ -74,3 +74,26 @@ def test_a_group_that_cannot_be_made_is_no_error(monkeypatch: pytest.MonkeyPatch
     for group in ("/proc/no/such", "/proc/no/ctl", None):
         monkeypatch.setattr(cgroup, "of_process", lambda group=group: group)
         assert cgroup.create(JOB) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/system.slice/docker-ID.scope", "system.slice/docker-ID.scope"),
+        ("/machine.slice/libpod-ID.scope/container", "machine.slice/libpod-ID.scope"),
+        ("/docker/ID/init", "docker/ID"),
+        ("/system.slice/ssh.service", None),
+        ("/", None),
+        ("", None),
+        ("/x/../docker-ID.scope", None),
+    ],
+)
+def test_a_control_group_is_ours_only_by_the_containers_id(
+    monkeypatch: pytest.MonkeyPatch, path: str, found: str | None
+) -> None:
+    monkeypatch.setattr(cgroup, "of_process", lambda _: f"/nowhere{path.replace('ID', 'a' * 64)}")
+    expected = f"/nowhere/{found.replace('ID', 'a' * 64)}" if found else None
+    assert cgroup.of_container(1, "a" * 64) == expected
+    assert cgroup.of_container(1, "b" * 64) is None
+    assert cgroup.of_container(1, "a") is None
+    assert (cgroup.kill("/nowhere"), cgroup.is_populated("/nowhere"), cgroup.pids("/nowhere")) == (False, False, ())

@@ -16,12 +16,9 @@ from thor_spec.guard.status import status
 
 from .conftest import Engine
 from .docker_stand_in import IMAGE, Docker
-from .guarding import Guard, Launched, checked_until_raised, record
+from .guarding import DEAF, ESCAPED, Guard, Launched, checked_until_raised, record
 from .series import FakeProc
 from .waiting import alive, until
-
-ESCAPED = "os.setsid(); ignore()"
-DEAF = "ignore()"
 
 
 def test_row16_a_floor_crossing_ends_the_container_and_removes_it(

@@ -18,14 +18,11 @@ from thor_spec.guard.job import Job
 from thor_spec.guard.locks import ADMISSION, RESIDENCY, LockDirectory
 from thor_spec.guard.status import status
 
-from .conftest import Engine, Launcher
+from .conftest import Bystander, Engine, Launcher, Start
+from .guarding import ESCAPED
 from .waiting import PYTHON, alive, until
 
-Start = Callable[..., Job]
 Launch = Callable[..., Launcher]
-Bystander = Callable[..., "subprocess.Popen[bytes]"]
-
-ESCAPED = "os.setsid(); ignore()"  # out of session and group, deaf to requests
 
 
 def test_of_twenty_starts_at_once_one_wins(launch: Launch, engine: Engine) -> None:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 
@@ -11,15 +10,11 @@ import pytest
 
 from thor_spec.errors import OrphanError
 from thor_spec.guard import cgroup, orphans
-from thor_spec.guard.job import Job
 from thor_spec.guard.locks import LockDirectory
 from thor_spec.guard.status import status
 
-from .conftest import Engine, Launcher
+from .conftest import Bystander, Engine, Launcher, Start
 from .waiting import alive, until
-
-Start = Callable[..., Job]
-Bystander = Callable[..., "subprocess.Popen[bytes]"]
 
 
 def test_an_orphan_refuses_the_start_and_is_not_touched(

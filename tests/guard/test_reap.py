@@ -14,23 +14,18 @@ import pytest
 
 from thor_spec.errors import BusyError, ConfigError, ContainerRuntimeError, OrphanError
 from thor_spec.guard import cgroup, identity, marker, orphans, processes
-from thor_spec.guard.containers import ContainerJob
-from thor_spec.guard.job import Job
 from thor_spec.guard.locks import LockDirectory
 from thor_spec.guard.reap import Scope, find, job_cgroups, reap
 from thor_spec.guard.status import status
 
-from .conftest import Engine, Launcher
-from .docker_stand_in import Docker
+from .conftest import Bystander, Engine, Launcher, Start
+from .docker_stand_in import Contain, Docker
+from .guarding import ESCAPED
 from .waiting import PYTHON, alive, until
 
-Contain = Callable[..., ContainerJob]
-Start = Callable[..., Job]
 Launch = Callable[..., Launcher]
-Bystander = Callable[..., "subprocess.Popen[bytes]"]
 JOB = "0b6c1c9e-59e0-4e2b-8f39-4b9c5a4a1c11"
 OTHER = "7d3f6a52-0c7e-4e0b-9d8b-2f1d5b6f7a90"
-ESCAPED = "os.setsid(); ignore()"
 
 
 @pytest.fixture

@@ -15,16 +15,13 @@ import pytest
 
 from thor_spec.errors import BusyError, LockPathError
 from thor_spec.guard import identity, processes
-from thor_spec.guard.job import Job
 from thor_spec.guard.locks import ADMISSION, RESIDENCY, LockDirectory
 from thor_spec.guard.status import locked_inodes, status, stop
 
-from .conftest import Engine, Launcher
+from .conftest import Bystander, Engine, Launcher, Start
 from .waiting import alive, until
 
-Start = Callable[..., Job]
 Launch = Callable[..., Launcher]
-Bystander = Callable[..., "subprocess.Popen[bytes]"]
 
 
 def test_only_granted_flocks_count() -> None:

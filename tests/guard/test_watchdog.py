@@ -1,100 +1,25 @@
-"""The watchdog as a process: what it kills, when, and what happens when it is the one that dies."""
+"""The watchdog as a process: what it is, and what happens when it is the one that dies."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from thor_spec.errors import BusyError, GuardFailureError, MemoryGuardError, MemoryNotReturnedError
+from thor_spec.errors import GuardFailureError, MemoryGuardError
 from thor_spec.guard import cgroup, processes, watchdog, watchdog_handle
-from thor_spec.guard.locks import RESIDENCY, LockDirectory
-from thor_spec.guard.memory import GIB, Reading
+from thor_spec.guard.locks import LockDirectory
+from thor_spec.guard.memory import GIB
 from thor_spec.guard.status import status
 
-from .conftest import Engine
-from .guarding import Guard, Launched, checked_until_raised, record
+from .conftest import Bystander, Engine
+from .guarding import DEAF, ESCAPED, Guard, checked_until_raised, record
 from .series import FakeProc
 from .waiting import alive, until
-
-Bystander = Callable[..., "subprocess.Popen[bytes]"]
-ESCAPED = "os.setsid(); ignore()"
-DEAF = "ignore()"
-
-
-def test_row02_a_killed_launcher_leaves_the_stop_to_shim_and_watchdog(
-    launched: Callable[..., Launched], engine: Engine, locks: LockDirectory, state_dir: Path
-) -> None:
-    launcher = launched(engine.argv(DEAF, ESCAPED))
-    pids = [engine.pid(name) for name in ("first", "child1")]
-    launcher.kill()
-    with pytest.raises(BusyError) as raised:
-        locks.take(RESIDENCY)
-    assert raised.value.exit_code == 10
-    until(lambda: not any(alive(pid) for pid in pids))
-    until(lambda: not status(locks).held)
-    until(lambda: not alive(launcher.watchdog))
-    assert record(state_dir).cause == "launcher died"
-
-
-def test_row02_the_watchdog_does_it_alone_when_the_shim_is_stopped(
-    launched: Callable[..., Launched], engine: Engine, locks: LockDirectory
-) -> None:
-    launcher = launched(engine.argv(DEAF, ESCAPED))
-    pids = [engine.pid(name) for name in ("first", "child1")]
-    os.kill(launcher.root, signal.SIGSTOP)
-    launcher.kill()
-    until(lambda: not any(alive(pid) for pid in pids))
-    until(lambda: not status(locks).held)
-
-
-def test_row02_the_watchdog_does_it_alone_when_the_shim_was_killed_too(
-    launched: Callable[..., Launched], engine: Engine
-) -> None:
-    launcher = launched(engine.argv(DEAF, "pass", ESCAPED))
-    pids = [engine.pid(name) for name in ("first", "child1", "child2")]
-    launcher.kill()
-    os.kill(launcher.root, signal.SIGKILL)
-    until(lambda: not any(alive(pid) for pid in pids))
-
-
-def test_row02_the_grace_is_given_after_the_launchers_death(
-    launched: Callable[..., Launched], engine: Engine, tmp_path: Path
-) -> None:
-    body = f"signal.signal(15, lambda *_: (time.sleep(0.3), open({str(tmp_path / 'saved')!r}, 'w'), sys.exit(0)))"
-    launcher = launched(engine.argv(body), grace_s=20)
-    engine.pid("first")
-    launcher.kill()
-    until((tmp_path / "saved").exists)
-    until(lambda: not alive(launcher.watchdog))
-
-
-def test_row03_launcher_and_watchdog_killed_keep_the_device_refused(
-    launched: Callable[..., Launched], engine: Engine, locks: LockDirectory
-) -> None:
-    launcher = launched(engine.argv(DEAF, ESCAPED), grace_s=0.5)
-    pids = [engine.pid(name) for name in ("first", "child1")]
-    os.kill(launcher.watchdog, signal.SIGSTOP)
-    os.kill(launcher.watchdog, signal.SIGKILL)
-    launcher.kill()
-
-    def freed() -> bool:
-        try:
-            lock = locks.take(RESIDENCY)
-        except BusyError:
-            return False
-        living = [pid for pid in pids if alive(pid)]
-        lock.release()
-        assert not living
-        return True
-
-    assert not freed()
-    until(freed)
 
 
 def test_row10_a_watchdog_with_a_reused_pid_signals_nobody(
@@ -127,109 +52,6 @@ def test_row10_a_watchdog_with_a_reused_pid_signals_nobody(
     assert subprocess.run(command, pass_fds=(theirs.fileno(),), timeout=30).returncode == 0
     ours.close()
     theirs.close()
-
-
-def test_row16_floor_crossing_kills_within_a_second(
-    guard: Guard, engine: Engine, proc: FakeProc, state_dir: Path
-) -> None:
-    job = guard(engine.argv(DEAF, ESCAPED), title="demo")
-    pids = [engine.pid(name) for name in ("first", "child1")]
-    crossed = time.monotonic()
-    proc.available(3.5)
-    until(lambda: not any(alive(pid) for pid in pids))
-    assert time.monotonic() - crossed < 1.0
-    with pytest.raises(
-        MemoryGuardError, match=r"floor: MemAvailable 3\.50 GiB .*margin to the floor -0\.50 GiB"
-    ) as got:
-        checked_until_raised(job)
-    # Written by the watchdog itself, whatever becomes of the supervisor.
-    found = record(state_dir)
-    assert (found.exit_code, got.value.exit_code) == (30, 30)
-    assert found.trigger is not None
-    assert (found.trigger["kind"], found.title) == ("floor", "demo")
-    assert found.margin_bytes == pytest.approx(-0.5 * GIB, abs=1 << 20)
-
-
-def test_row16_the_kill_does_not_wait_for_the_disk(
-    guard: Guard, engine: Engine, proc: FakeProc, state_dir: Path
-) -> None:
-    guard(engine.argv(DEAF))
-    first = engine.pid("first")
-    state_dir.mkdir(exist_ok=True)
-    os.mkfifo(state_dir / "last.tmp")  # opening it for writing blocks until somebody reads
-    crossed = time.monotonic()
-    proc.available(3.5)
-    until(lambda: not alive(first))
-    assert time.monotonic() - crossed < 1.0
-
-
-def test_row16_a_job_of_a_stopped_supervisor_and_shim_is_killed(
-    launched: Callable[..., Launched], engine: Engine, proc: FakeProc
-) -> None:
-    launcher = launched(engine.argv(DEAF, ESCAPED))
-    pids = [engine.pid(name) for name in ("first", "child1")]
-    for pid in (launcher.process.pid, launcher.root):
-        os.kill(pid, signal.SIGSTOP)
-    proc.available(3.5)
-    until(lambda: not any(alive(pid) for pid in pids))
-
-
-def test_row16_the_watchdog_kills_alone_when_supervisor_and_shim_cannot(
-    launched: Callable[..., Launched], engine: Engine, proc: FakeProc
-) -> None:
-    launcher = launched(engine.argv(DEAF, DEAF))
-    child = engine.pid("child1")
-    os.kill(launcher.process.pid, signal.SIGSTOP)
-    os.kill(launcher.root, signal.SIGKILL)
-    until(lambda: not alive(engine.pid("first")))  # the kernel ended it with the shim
-    assert alive(child)
-    proc.available(3.5)
-    until(lambda: not alive(child))
-
-
-def test_row16_bystanders_live(guard: Guard, engine: Engine, proc: FakeProc, bystander: Bystander) -> None:
-    argv = engine.argv(DEAF)
-    bystander("VLLM::EngineCore")
-    bystander(sys.executable, *argv)
-    bystander("python", "-P", "-m", "thor_spec.guard.watchdog", "--root", "1")
-    job = guard(argv)
-    proc.available(3.5)
-    with pytest.raises(MemoryGuardError):
-        checked_until_raised(job)
-    job.job.kill()  # the fixture checks that nobody else was signalled
-
-
-def test_a_memory_kill_ends_with_30_and_leaves_nothing(guard: Guard, engine: Engine, proc: FakeProc) -> None:
-    proc.available(5.0)  # so little that the loss of the rest is not waited for
-    job = guard(engine.argv(DEAF, ESCAPED))
-    engine.pid("child1")
-    proc.available(3.5)
-    with pytest.raises(MemoryGuardError), job:
-        checked_until_raised(job)
-    assert job.job.poll() == 137
-    kept = job.store.kept
-    assert kept is not None
-    assert kept.exit_code == 30
-
-
-def test_pressure_kills(guard: Guard, engine: Engine, proc: FakeProc) -> None:
-    job = guard(engine.argv(DEAF))
-    proc.available(7.0)
-    proc.pressure(50.0)
-    with pytest.raises(MemoryGuardError, match=r"pressure: full avg10 50 %"):
-        checked_until_raised(job)
-
-
-def test_row28_nv_err_no_memory_kills_above_the_floor(guard: Guard, engine: Engine, proc: FakeProc) -> None:
-    job = guard(engine.argv(DEAF))
-    first = engine.pid("first")
-    job.check()  # what the kernel said before the job counts for nothing
-    said = time.monotonic()
-    proc.kernel_says("6,2,2000,-;NVRM: Check failed; Out of memory [NV_ERR_NO_MEMORY] returned")
-    until(lambda: not alive(first))
-    assert time.monotonic() - said < 1.0
-    with pytest.raises(MemoryGuardError, match=r"kernel log: NVRM: Check failed; Out of memory"):
-        checked_until_raised(job)
 
 
 def test_row24_a_killed_watchdog_is_replaced_once_and_the_second_loss_ends_the_job(
@@ -317,56 +139,6 @@ def test_row25_a_process_that_survives_sigkill_is_not_released_as_clean(
         freezer.rmdir()
 
 
-def test_row26_memory_that_is_not_back_after_the_job_is_41(guard: Guard, engine: Engine, proc: FakeProc) -> None:
-    job = guard(engine.argv("pass"), settings={"memory_wait_s": 0.2})
-    proc.available(60.0)
-    until(lambda: job.check() or (job.watchdog.least_available_bytes or 0) < 61 * GIB)
-    with pytest.raises(MemoryNotReturnedError, match=r"40\.00 GiB.*drop_caches"), job:
-        pass
-    assert job.store.kept is not None
-    assert job.store.kept.exit_code == 41
-    assert job.job.poll() is not None
-
-
-def test_row26_the_cause_before_it_is_not_lost(guard: Guard, engine: Engine, proc: FakeProc) -> None:
-    job = guard(engine.argv(DEAF), settings={"memory_wait_s": 0.2})
-    proc.available(3.0)
-    with pytest.raises(MemoryNotReturnedError, match=r"had ended with: The job was killed to keep the board"), job:
-        checked_until_raised(job)
-
-
-def test_memory_is_measured_once_the_device_is_ours(guard: Guard, engine: Engine, proc: FakeProc) -> None:
-    def scan() -> tuple[()]:
-        proc.available(77.0)  # what a job that was waited for has returned by now
-        return ()
-
-    assert guard(engine.argv("pass"), find_orphans=scan)._before_bytes == pytest.approx(77 * GIB, abs=1024)
-
-
-class Unasked:
-    """Memory that stays as it is, and counts how often it is looked at."""
-
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
-        self.asked = 0
-
-    def read(self) -> Reading:
-        self.asked += 1
-        return self._reading
-
-
-def test_a_job_that_took_little_is_not_waited_for(guard: Guard, engine: Engine, proc: FakeProc) -> None:
-    job = guard(engine.argv("pass"))
-    proc.available(98.5)
-    until(lambda: job.check() or (job.watchdog.least_available_bytes or 0) < 99 * GIB)
-    job.memory = Unasked(job.memory.read())
-    with job:
-        pass
-    assert job.store.kept is not None
-    assert job.store.kept.exit_code == 0
-    assert job.memory.asked == 1  # for the record
-
-
 def test_row09_a_deleted_lock_file_alarms_while_the_job_goes_on(
     guard: Guard, engine: Engine, locks: LockDirectory
 ) -> None:
@@ -417,16 +189,6 @@ def test_the_watchdog_holds_no_lock_and_ignores_requests(guard: Guard, engine: E
     assert job.watchdog.respawns == 0
 
 
-def test_a_floor_of_zero_switches_the_floor_off(guard: Guard, engine: Engine, proc: FakeProc) -> None:
-    job = guard(engine.argv("pass"), settings={"floor_bytes": 0})
-    proc.available(0.5)
-    until(lambda: job.check() or job.watchdog.least_available_bytes == GIB // 2)
-    seen = job.watchdog._heard
-    until(lambda: job.check() or job.watchdog._heard > seen + 0.6)  # two more polls
-    assert job.job.poll() is None
-    proc.available(100.0)
-
-
 def test_the_watchdog_ends_with_its_job(guard: Guard, engine: Engine) -> None:
     job = guard(engine.argv("pass"))
     pid = job.watchdog.pid
@@ -449,17 +211,6 @@ def test_the_job_has_a_cgroup_of_its_own_where_the_machine_lends_one(guard: Guar
     until(lambda: not any(alive(pid) for pid in pids))
     until(lambda: job.job.poll() is not None)
     assert not os.path.exists(path)
-
-
-def test_without_a_cgroup_everything_works_by_descent(
-    guard: Guard, engine: Engine, proc: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cgroup, "create", lambda _: None)
-    job = guard(engine.argv(DEAF, "pass", ESCAPED))
-    assert job.job.members.cgroup is None
-    pids = [engine.pid(name) for name in ("first", "child1", "child2")]
-    proc.available(3.0)
-    until(lambda: not any(alive(pid) for pid in pids))
 
 
 def test_the_watchdog_starts_fast() -> None:

@@ -18,11 +18,15 @@ from thor_spec.config import resolve
 from thor_spec.guard import orphans
 from thor_spec.guard.guarded import Settings
 from thor_spec.guard.locks import ADMISSION, RESIDENCY, LockDirectory
+from thor_spec.serve import command
+from thor_spec.serve import plan as planning
 from thor_spec.serve.checkpoint import open_checkpoint
 from thor_spec.serve.events import Ready
 from thor_spec.serve.phases import Phase
-from thor_spec.serve.plan import Plan
+from thor_spec.serve.plan import Plan, make_plan
 from thor_spec.serve.stop_requests import SIGNALS
+
+Make = Callable[..., Plan]
 
 
 class Recorder:
@@ -105,6 +109,28 @@ def plan(target: Path, drafter: Path, port: int, tmp_path: Path) -> Callable[...
         )
 
     return make
+
+
+@pytest.fixture(params=[False, True], ids=["cpu", "gpu"])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(planning, "has_gpu_build", lambda: request.param)
+    for name in ("TRITON_CACHE_DIR", command.START_METHOD):
+        monkeypatch.delenv(name, raising=False)
+    return bool(request.param)
+
+
+@pytest.fixture
+def make(target: Path, drafter: Path) -> Make:
+    """Plan a start of the target and its drafter, which is not started."""
+
+    def made(**flags: Any) -> Plan:
+        return make_plan(resolve({"model": str(target), "draft": str(drafter), **flags}))
+
+    return made
+
+
+def value(plan: Plan, flag: str) -> str:
+    return plan.argv[plan.argv.index(flag) + 1]
 
 
 def interrupt(*, times: int = 1) -> Callable[[Ready], None]:

@@ -1,7 +1,6 @@
 """What --rope sets, and what it refuses before anything starts."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ from thor_spec.errors import ConfigError
 from thor_spec.serve import preflight
 from thor_spec.serve.plan import Plan, make_plan
 
+from .conftest import Make
+
 ROPE = {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5}
-Make = Callable[..., Plan]
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.unit.test_bench import records  # noqa: F401  # a fixture
 from thor_spec import record
 from thor_spec.bench import report
 
@@ -32,7 +31,7 @@ document.body.innerHTML = '<pre id="probe">' + JSON.stringify(found) + "</pre>";
 
 
 @pytest.mark.skipif(BROWSER is None, reason="not run: needs a headless browser, e.g. Debian's chromium-headless-shell")
-def test_a_browser_shows_every_plot_and_table(records: list[record.Record], tmp_path: Path) -> None:  # noqa: F811
+def test_a_browser_shows_every_plot_and_table(records: list[record.Record], tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text(report.html(records).replace("</body>", PROBE + "</body>"), encoding="utf-8")
     command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000", "--dump-dom"]
