@@ -13,11 +13,7 @@ from thor_spec.capacity import plan
 from thor_spec.capacity.plan import Request, make
 from thor_spec.capacity.shape import ModelShape
 from thor_spec.capacity.weights import Component, Scheme, components, parse_scheme, weight_bytes
-from thor_spec.cli.main import main
-from thor_spec.device import cuda
-from thor_spec.device.cuda import Gpu
 from thor_spec.errors import CapacityError, ConfigError
-from thor_spec.nano import shipped
 from thor_spec.sizes import parse_size
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -86,57 +82,6 @@ def test_a_drafter_s_window_within_3_percent_of_what_an_engine_reported(places: 
     request = replace(BASE, draft_tokens=15, state="reconstruct", state_dtype="float32")
     found = make(replace(request, drafter_window=864, max_seqs=places), TARGET, DRAFTER)
     assert found.sequences == pytest.approx(reported, rel=0.03)
-
-
-def test_the_bundled_model_s_capacity_is_exact(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As engines on a CPU reported it, with 1 GiB of cache."""
-    monkeypatch.setattr(cuda, "probe", lambda: None)
-    assert _plan(capsys, "tiny", "--kv-cache-memory", "1GiB")["kv_cache_tokens"] == 250_406
-    assert _plan(capsys, "tiny", "--kv-cache-memory", "1GiB", "--state", "snapshot")["kv_cache_tokens"] == 190_650
-    without = _plan(capsys, "tiny", "--kv-cache-memory", "1GiB", "--draft", "none")  # prefixes are cached then
-    assert (without["kv_cache_tokens"], without["sequences"]) == (441_505, 53.89)
-
-
-def test_the_trained_pair_s_profile_is_planned_as_its_folders_are(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cuda, "probe", lambda: None)
-    target, drafter = (str(shipped.find(name)) for name in (shipped.TARGET, shipped.DRAFTER))
-    named = _plan(capsys, "nano", "--kv-cache-memory", "1GiB")
-    folders = _plan(capsys, target, "--draft", drafter, "--draft-tokens", "7", "--kv-cache-memory", "1GiB")
-    for what in ("kv_cache_tokens", "sequences"):
-        assert named[what] == folders[what]
-
-
-@pytest.mark.skipif(shipped.find(shipped.DIFFUSION) is None, reason="nano-llada is not shipped here")
-def test_a_block_diffusion_model_s_capacity_is_exact(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What READY reported with 1 GiB of cache on a CPU; the blocks are of 32 tokens everywhere."""
-    monkeypatch.setattr(cuda, "probe", lambda: None)
-    found = _plan(capsys, str(shipped.find(shipped.DIFFUSION)), "--kv-cache-memory", "1GiB")
-    assert found["kv_cache_tokens"] == 419_424
-
-
-@pytest.mark.parametrize(
-    ("gpu", "utilization"),
-    [
-        (Gpu(name="NVIDIA H200", capability=(9, 0), count=1, total_bytes=H200), 0.92),
-        (Gpu(name="NVIDIA Thor", capability=(11, 0), count=1, total_bytes=1 << 30), None),  # shares: its own total lies
-        (Gpu(name="another", capability=(8, 9), count=1, total_bytes=1 << 30, integrated=True), None),
-    ],
-    ids=lambda value: value.name if isinstance(value, Gpu) else "",
-)
-def test_whose_memory_is_planned(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, gpu: Gpu, utilization: float | None
-) -> None:
-    monkeypatch.setattr(cuda, "probe", lambda: gpu)
-    request = _plan(capsys, "tiny", "--kv-cache-memory", "1GiB")["request"]
-    assert (request["engine"], request["utilization"]) == ("cuda", utilization)
-    assert (request["memory"] == gpu.total_bytes) is (utilization is not None)
-    assert (request["floor"] > 0) is (utilization is None)
 
 
 def test_reconstructing_holds_more_sequences_and_costs_its_records() -> None:
@@ -341,42 +286,6 @@ def test_sizes(text: str, size: int) -> None:
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)
-
-
-def _plan(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", *argv, "--json"])
-    assert ended.value.code in (0, None)
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
-def test_plan_from_a_folder_with_nothing_but_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"text_config": QWEN35_35B, "architectures": ["X"]}))
-    draft = tmp_path / "drafter.json"
-    draft.write_text(json.dumps(DRAFTER_35B))
-    argv = (str(tmp_path), "--draft", str(draft), "--memory", str(H200), "--utilization", "0.75", "--max-seqs", "256")
-    argv += ("--context", "32768", "--state", "snapshot")
-    found = _plan(capsys, *argv, "--what-if", "K=3", "--what-if", "state=reconstruct")
-    assert found["kv_cache_tokens"] == pytest.approx(324_720, rel=0.03)  # K by the drafter's block size
-    assert found["request"]["draft_tokens"] == 15
-    counts = [found["what_if"][text]["sequences"] for text in ("K=3", "state=reconstruct")]
-    assert all(count > found["sequences"] for count in counts)
-
-
-def test_plan_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["plan", "qwen3.6-35b-a3b", "--memory", "118GiB", "--what-if", "K=3"])
-    out = capsys.readouterr().out
-    for part in ("weights", "KV cache", "█", "floor", "KV per token", "20.0 KiB", "262,144", "K=3", "(estimate)"):
-        assert part in out
-
-
-def test_plan_exits_12_when_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", "qwen3.5-122b-a10b", "--memory", "64GiB"])
-    assert ended.value.code == CapacityError.exit_code
-    assert "of cache" in capsys.readouterr().err
 
 
 def test_estimates_are_marked() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thor_spec.cli.engine_options import size_option
+from thor_spec.config import DEFAULT_DRAFT_TOKENS
 from thor_spec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,9 +30,16 @@ def register(app: typer.Typer) -> None:
 def plan(
     model: Annotated[str, typer.Argument(metavar="MODEL|PROFILE", help="Folder with a config.json, or a profile.")],
     draft: Annotated[
-        str | None, typer.Option(help="Drafter, a folder; 'none' plans without.", metavar="DRAFTER")
+        str | None,
+        typer.Option(
+            help="Drafter, a folder; 'none' plans without.", metavar="DRAFTER", show_default="a bundled model's own"
+        ),
     ] = None,
     draft_tokens: Annotated[int | None, typer.Option(help="Tokens drafted per step.", metavar="K")] = None,
+    tree: Annotated[
+        str | None,
+        typer.Option(help="Draft trees, as of serve.", metavar="off|auto[,N]|N[,DEPTH]|WIDTHS", show_default="off"),
+    ] = None,
     context: Annotated[
         int | None, typer.Option(help="Longest request in tokens.", metavar="N", show_default="the model's own")
     ] = None,
@@ -82,8 +90,6 @@ def plan(
 
     Computed from config.json alone: no weights are read, and nothing is started. See docs/plan.md.
     """
-    from thor_spec.capacity.plan import make
-
     subject = _Subject(model, draft)
     options = {
         "draft_tokens": draft_tokens,
@@ -101,11 +107,12 @@ def plan(
     }
     request = subject.request(
         {name: value for name, value in options.items() if value is not None},
+        tree=tree,
         memory=memory,
         floor=floor,
     )
-    found = make(request, subject.target, subject.drafter)
-    others = {text: make(request.changed(text), subject.target, subject.drafter) for text in what_if or ()}
+    found = subject.make(request)
+    others = {text: subject.make(request.changed(text)) for text in what_if or ()}
     if as_json:
         print(json.dumps({**found.as_dict(), "what_if": {text: other.as_dict() for text, other in others.items()}}))
     else:
@@ -119,6 +126,7 @@ class _Subject:
     def __init__(self, model: str, draft: str | None) -> None:
         from thor_spec.capacity.shape import ModelShape
         from thor_spec.profiles import catalogue
+        from thor_spec.serve.speculation import own_drafter
 
         self.options: dict[str, Any] = {}
         self.kv_dtype = "auto"
@@ -130,15 +138,33 @@ class _Subject:
                 raise ConfigError(f"The profile {profile.path} has no plan section. Pass the model's folder.")
             self.options, self.kv_dtype, drafter = profile.options(), profile.kv_dtype(), profile.shape("drafter")
         else:
-            config = _config(model)
+            config, draft = _config(model), draft or own_drafter(model)
         self.target: ModelShape = ModelShape.parse(model, config)
         if draft is not None:
             drafter = None if draft == "none" else _config(draft)
         self.drafter: ModelShape | None = None if drafter is None else ModelShape.parse("the drafter", drafter)
+        self._drafter_name = draft or "of the profile"
         self._block = _block_size(drafter)
+        self._nodes: int | None = None
+        """Of a tree, which may have more of them than a block has drafts."""
 
-    def request(self, given: dict[str, Any], *, memory: int | None, floor: int | None) -> "Request":
+    def make(self, request: "Request") -> "MemoryPlan":
+        """Return the plan. Raises: ConfigError, also for more drafts than the drafter has."""
+        from thor_spec.capacity.plan import make
+        from thor_spec.dflash.drafter import require_draft_tokens
+
+        if self.drafter is not None and request.draft_tokens != self._nodes:
+            require_draft_tokens(self._drafter_name, self._block, request.draft_tokens)
+        return make(request, self.target, self.drafter)
+
+    def drafts(self, request: "Request") -> str:
+        """Return how is drafted, for a headline."""
+        is_tree = self._nodes is not None and request.draft_tokens == self._nodes
+        return f"trees of {self._nodes}" if is_tree else f"K = {request.draft_tokens}"
+
+    def request(self, given: dict[str, Any], *, tree: str | None, memory: int | None, floor: int | None) -> "Request":
         from thor_spec.capacity.plan import Request
+        from thor_spec.ddtree.shape import TreeShape
 
         names = ("context", "max_seqs", "draft_tokens", "drafter_window", "kv_cache_memory")
         asked = {name: self.options[name] for name in names if name in self.options}
@@ -147,10 +173,19 @@ class _Subject:
         if self.drafter is None:
             asked.pop("draft_tokens", None)
             asked.pop("drafter_window", None)
-        elif "draft_tokens" not in asked:
-            asked["draft_tokens"] = self._block - 1
+        here = _machine(memory, floor, given)
+        shape = TreeShape.parse(tree or self.options.get("tree") or "off")
+        if shape is not None:
+            if self.drafter is None or "draft_tokens" in given:
+                why = "needs a drafter" if self.drafter is None else "says how many are drafted, not --draft-tokens"
+                raise ConfigError(f"--tree {why}. Leave one of them out, or name a drafter: --draft.")
+            shape.deep(self._block - 1)
+            asked["draft_tokens"] = self._nodes = shape.nodes
+        elif self.drafter is not None and "draft_tokens" not in asked:
+            most = self._block - 1
+            asked["draft_tokens"] = min(DEFAULT_DRAFT_TOKENS, most) if here.get("engine") == "cpu" else most
         asked["prefix_caching"] = not given.get("draft_tokens", asked.get("draft_tokens"))
-        return Request(**{**asked, **_machine(memory, floor, given), **given})
+        return Request(**{**asked, **here, **given})
 
 
 def _machine(memory: int | None, floor: int | None, given: dict[str, Any]) -> dict[str, Any]:
@@ -188,7 +223,7 @@ def _lines(subject: _Subject, found: "MemoryPlan", others: "dict[str, MemoryPlan
     request = found.request
     lines = [
         f"{subject.target.name}: {_gib(request.memory)} of memory, context {request.context:,}, "
-        f"K = {request.draft_tokens}, {request.state}",
+        f"{subject.drafts(request)}, {request.state}",
         "",
     ]
     cache = f"{found.tokens:,} tokens, {found.sequences:.2f} sequences of {request.context:,}"
@@ -214,12 +249,12 @@ def _lines(subject: _Subject, found: "MemoryPlan", others: "dict[str, MemoryPlan
 
 
 def _by_context(subject: _Subject, request: "Request") -> "list[tuple[int, list[float]]]":
-    from thor_spec.capacity.plan import CONTEXTS, make
+    from thor_spec.capacity.plan import CONTEXTS
 
     rows = []
     for context in sorted({*(c for c in CONTEXTS if c <= subject.target.context), request.context}):
         asked = [replace(request, context=context, state=kind) for kind in ("snapshot", "reconstruct")]
-        rows.append((context, [make(one, subject.target, subject.drafter).sequences for one in asked]))
+        rows.append((context, [subject.make(one).sequences for one in asked]))
     return rows
 
 

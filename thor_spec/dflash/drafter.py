@@ -103,9 +103,13 @@ class Drafter:
                 f"The drafter {self.name} uses mask token {self.mask_token_id}, outside the vocabulary of "
                 f"{target.vocab_size}. {remedy}"
             )
-        if draft_tokens > self.max_draft_tokens:
-            raise ConfigError(
-                f"--draft-tokens {draft_tokens} is more than the drafter {self.name} can propose: its block of "
-                f"{self.block_size} holds the last token and {self.max_draft_tokens} drafts. "
-                f"Take at most {self.max_draft_tokens}."
-            )
+        require_draft_tokens(self.name, self.block_size, draft_tokens)
+
+
+def require_draft_tokens(name: str, block_size: int, draft_tokens: int) -> None:
+    """Raise ConfigError, where the block of a drafter is shorter than that."""
+    if draft_tokens >= block_size:
+        raise ConfigError(
+            f"--draft-tokens {draft_tokens} is more than the drafter {name} can propose: its block of {block_size} "
+            f"holds the last token and {block_size - 1} drafts. Take at most {block_size - 1}."
+        )

@@ -14,12 +14,17 @@ from thor_spec.serve.checkpoint import Checkpoint
 from thor_spec.serve.named import open_named
 
 
+def own_drafter(model: str) -> str | None:
+    """Return the drafter that a bundled model brings along; None for any other."""
+    return nano.PAIRS.get(model) or shipped.drafter_of(model)
+
+
 def choose(
     resolved: Resolved, target: Checkpoint, note: Callable[[str], None] | None, *, gpu: bool
 ) -> tuple[Checkpoint | None, int]:
     """Return the drafter and the drafts of a step; None and 0 without. Raises: ConfigError."""
     config = resolved.config
-    name = config.draft or nano.PAIRS.get(config.model) or shipped.drafter_of(config.model) or "none"
+    name = config.draft or own_drafter(config.model) or "none"
     if name == "none":
         asked = (
             "--draft-tokens" if config.draft_tokens is not None
