@@ -13,10 +13,11 @@ from thor_spec.diffusion.settings import Denoising
 from thor_spec.errors import ConfigError
 from thor_spec.vllm_plugin.front_door import FrontDoor, rewritten
 
+DEEP = b'{"thor_spec":' * 10_000 + b"1" + b"}" * 10_000
 SERVER = Acceptance(rule="typical", eps=0.1, delta=0.2)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"thor_spec"', b'{"model": "x"}', b"\xff"])
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"thor_spec"', b'{"model": "x"}', b"\xff", DEEP])
 def test_what_is_not_ours_passes_as_it_is(body: bytes) -> None:
     assert rewritten(body, SERVER) == (body, SERVER)
 
@@ -31,10 +32,14 @@ def test_a_rule_travels_in_the_extra_arguments() -> None:
     assert rule == Acceptance(rule="threshold", eps=0.5, delta=0.2)
 
 
-@pytest.mark.parametrize("given", ["typical", {"accept": 3}, {"accept": "typical", "eps": 1}, None])
+@pytest.mark.parametrize("given", ["typical", {"accept": 3}, {"accept": "typical", "eps": 1}, [], False, {"accept_eps": 10**400}])
 def test_a_wrong_rule_is_refused(given: object) -> None:
     with pytest.raises(ConfigError):
         rewritten(json.dumps({"thor_spec": given}).encode(), SERVER)
+
+
+def test_nothing_is_what_clients_write_for_nothing() -> None:
+    assert rewritten(b'{"thor_spec": null}', SERVER) == (b'{"vllm_xargs": {}}', SERVER)
 
 
 @pytest.mark.parametrize("extra", [[1], "x", 3])

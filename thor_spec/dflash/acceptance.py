@@ -11,6 +11,7 @@ requests are never relaxed.
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Rule = Literal["exact", "threshold", "typical"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 EPS, DELTA = 0.09, 0.3
+_LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class Acceptance:
         if self.rule not in RULES:
             raise ConfigError(f"accept={self.rule!r} is not one of {', '.join(RULES)}.")
         for name, value in {"accept_eps": self.eps, "accept_delta": self.delta}.items():
-            if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value > 1:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not -_LARGEST <= value <= 1:
                 raise ConfigError(f"{name}={value!r} must be a number of at most 1; 0 or less turns relaxation off.")
 
     @property

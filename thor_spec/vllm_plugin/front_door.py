@@ -95,11 +95,12 @@ def rewritten(body: bytes, default: Rule, *, controls: Collection[str] = ()) -> 
     """
     try:
         request = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body, default
     if not isinstance(request, dict) or NAME not in request:
         return body, default
     given = request.pop(NAME)
+    given = {} if given is None else given  # as clients write what is not set
     if not isinstance(given, dict):
         example = '{"accept": "exact"}' if isinstance(default, Acceptance) else '{"mode": "speed"}'
         raise ConfigError(f"{NAME} must be an object such as {example}, not {type(given).__name__}.")
