@@ -32,7 +32,9 @@ def test_a_rule_travels_in_the_extra_arguments() -> None:
     assert rule == Acceptance(rule="threshold", eps=0.5, delta=0.2)
 
 
-@pytest.mark.parametrize("given", ["typical", {"accept": 3}, {"accept": "typical", "eps": 1}, [], False, {"accept_eps": 10**400}])
+@pytest.mark.parametrize(
+    "given", ["typical", {"accept": 3}, {"accept": "typical", "eps": 1}, [], False, {"accept_eps": 10**400}]
+)
 def test_a_wrong_rule_is_refused(given: object) -> None:
     with pytest.raises(ConfigError):
         rewritten(json.dumps({"thor_spec": given}).encode(), SERVER)
