@@ -1,5 +1,6 @@
 """Relaxed acceptance as a client meets it: per request, labelled, counted, and never on greedy requests."""
 
+import json
 from typing import Any
 
 import httpx
@@ -39,6 +40,65 @@ def test_answers_say_which_rule_they_came_by(hybrid: Served) -> None:
     said = post(hybrid, max_tokens=1, thor_spec={"accept": "typical"}).headers[header]
     assert said == "typical eps=0.09 delta=0.3"
     assert header not in httpx.get(f"{hybrid.url}/v1/models", timeout=60).headers
+
+
+SAID = [{"role": "user", "content": "Say hello."}]
+BODIES = {
+    "/v1/completions": {"prompt": "The river bends", "max_tokens": 8},
+    "/v1/chat/completions": {"messages": SAID, "max_tokens": 8},
+    "/v1/responses": {"input": "Say hello.", "max_output_tokens": 8},
+    "/v1/messages": {"messages": SAID, "max_tokens": 8},
+    "/invocations": {"messages": SAID, "max_tokens": 8},
+    "/v1/chat/completions/batch": {"messages": [SAID, SAID], "max_tokens": 8},
+}
+NO_TOKENS = {
+    *("/tokenize", "/detokenize", "/ping", "/v1/messages/count_tokens", "/v1/responses/{response_id}/cancel"),
+    *("/scale_elastic_ep", "/is_scaling_elastic_ep"),
+    *("/generative_scoring", "/v1/systemone"),  # the prompt's own probabilities
+}
+"""What vLLM's server takes besides: no drafts are taken there."""
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_each_way_in_is_labelled_with_what_the_engine_did(hybrid: Served, path: str) -> None:
+    body = {"model": MODEL, "temperature": 1.0, **BODIES[path]}
+    header = "x-thor-spec-accept"
+    assert httpx.post(f"{hybrid.url}{path}", json=body, timeout=300).raise_for_status().headers[header] == "exact"
+    before = counted(hybrid, "drafted", "threshold")
+    asked = httpx.post(f"{hybrid.url}{path}", json={**body, "thor_spec": LOOSE}, timeout=300)
+    if path.endswith("/batch"):  # where vLLM cannot pass it on
+        assert asked.status_code == 400
+        assert "takes no thor_spec options" in asked.text
+    else:
+        assert asked.raise_for_status().headers[header] == "threshold eps=0.01"
+        assert counted(hybrid, "drafted", "threshold") > before
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda text: text.encode(),
+        lambda text: text.replace("_", "\\u005f").encode(),
+        lambda text: text.encode("utf-16"),
+        lambda text: text.encode("utf-8-sig"),
+    ],
+    ids=["plain", "escaped", "utf-16", "utf-8-sig"],
+)
+def test_nobody_gets_past_the_label(hybrid: Served, path: str, written: Any) -> None:
+    """By naming the engine's own arguments, however JSON is written."""
+    body = {"model": MODEL, "temperature": 1.0, **BODIES[path], "vllm_xargs": {"thor_spec_accept": "typical"}}
+    before = counted(hybrid, "drafted", "typical")
+    headers = {"Content-Type": "application/json"}
+    answer = httpx.post(f"{hybrid.url}{path}", content=written(json.dumps(body)), headers=headers, timeout=300)
+    assert answer.status_code == 400
+    assert "thor_spec_accept" in answer.text
+    assert counted(hybrid, "drafted", "typical") == before
+
+
+def test_every_way_in_is_known(hybrid: Served) -> None:
+    paths = httpx.get(f"{hybrid.url}/openapi.json", timeout=60).json()["paths"]
+    assert {path for path, methods in paths.items() if "post" in methods} == {*BODIES, *NO_TOKENS}
 
 
 def test_a_greedy_request_is_never_relaxed(hybrid: Served) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 
 from tests.e2e import agents
@@ -77,10 +76,3 @@ def test_sessions_at_once(served: Served) -> None:
         driven = [pool.submit(agents.DRIVERS[api], served.url, 10 + i, 2) for i, api in enumerate(apis)]
         assert [future.result() for future in driven] == [2] * 4
     assert served.metric("vllm:spec_decode_num_accepted_tokens_total") > before
-
-
-def test_the_messages_api_takes_no_options_of_ours(served: Served) -> None:
-    body = {"model": agents.MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], "thor_spec": {}}
-    answer = httpx.post(f"{served.url}/v1/messages", json=body, timeout=60)
-    assert answer.status_code == 400
-    assert "takes no thor_spec options" in answer.text

@@ -12,6 +12,7 @@ from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.diffusion.settings import Denoising
 from thor_spec.errors import ConfigError
 from thor_spec.vllm_plugin.front_door import FrontDoor, rewritten
+from thor_spec.vllm_plugin.options import CONTROL_KEY, DENOISE_KEYS, REQUEST_KEYS, TREE_KEY
 
 DEEP = b'{"thor_spec":' * 10_000 + b"1" + b"}" * 10_000
 SERVER = Acceptance(rule="typical", eps=0.1, delta=0.2)
@@ -41,7 +42,8 @@ def test_a_wrong_rule_is_refused(given: object) -> None:
 
 
 def test_nothing_is_what_clients_write_for_nothing() -> None:
-    assert rewritten(b'{"thor_spec": null}', SERVER) == (b'{"vllm_xargs": {}}', SERVER)
+    body = b'{"thor_spec": null}'
+    assert rewritten(body, SERVER) == (body, SERVER)
 
 
 @pytest.mark.parametrize("extra", [[1], "x", 3])
@@ -83,6 +85,13 @@ def test_settings_of_blocks_travel_in_the_extra_arguments() -> None:
 def test_wrong_settings_of_blocks_are_refused(given: object) -> None:
     with pytest.raises(ConfigError):
         rewritten(json.dumps({"thor_spec": given}).encode(), Denoising())
+
+
+@pytest.mark.parametrize("body", [{}, {"thor_spec": {"accept": "exact"}}, {"thor_spec": None}])
+def test_the_engine_s_own_arguments_are_nobody_else_s(body: dict[str, Any]) -> None:
+    for key in (*REQUEST_KEYS, *DENOISE_KEYS, CONTROL_KEY, TREE_KEY, "thor_spec_later"):
+        with pytest.raises(ConfigError, match=f"vllm_xargs takes no {key}"):
+            rewritten(json.dumps({**body, "vllm_xargs": {"mine": 1, key: "x"}}).encode(), SERVER)
 
 
 @pytest.mark.parametrize("root", ["", "/api"])

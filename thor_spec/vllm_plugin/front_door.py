@@ -32,8 +32,8 @@ _KEYS: dict[type, dict[str, str]] = {
     kind: {name: key for key, name in keys.items()}
     for kind, keys in ((Acceptance, REQUEST_KEYS), (Denoising, DENOISE_KEYS))
 }
-_MESSAGES = "/v1/messages"
-_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", _MESSAGES)
+_BATCH = "/v1/chat/completions/batch"
+_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/invocations", _BATCH)
 
 
 class FrontDoor:
@@ -57,12 +57,9 @@ class FrontDoor:
         if self._recorder is not None and path == recorder.PATH:
             self._recorder.add(body)
         rule = self._default
-        if b'"thor_spec"' in body:
-            if path == _MESSAGES:  # vLLM has no way to carry them there, and would drop them in silence
-                await _refuse(send, f"{_MESSAGES} takes no {NAME} options. Set them for the server, with --accept.")
-                return
+        if _may_name_us(body):
             try:
-                body, rule = rewritten(body, rule, controls=self._controls)
+                body, rule = rewritten(body, rule, path=path, controls=self._controls)
             except ConfigError as error:
                 await _refuse(send, str(error))
                 return
@@ -87,20 +84,34 @@ class FrontDoor:
                 self._controls = CACHED_CONTROLS if config.cache_config.enable_prefix_caching else CONTROLS
 
 
-def rewritten(body: bytes, default: Rule, *, controls: Collection[str] = ()) -> tuple[bytes, Rule]:
+def _may_name_us(body: bytes) -> bool:
+    """Return whether our name may be in a body: as it is, or as JSON may write it, escaped or in UTF-16 or UTF-32."""
+    return b"thor_spec" in body or b"\\u" in body or b"\0" in body
+
+
+def rewritten(
+    body: bytes, default: Rule, *, path: str = "/v1/completions", controls: Collection[str] = ()
+) -> tuple[bytes, Rule]:
     """Return the body with its ``thor_spec`` in ``vllm_xargs``, and the rule. Raises: ConfigError, naming the field.
 
     ``controls`` are the corruptions that may be asked for. A body that is not a JSON object passes as it is: vLLM's own
-    answer to it is better than ours.
+    answer to it is better than ours. What is ours in ``vllm_xargs`` is refused: it would change how tokens come about
+    without a check, and the label would not know.
     """
     try:
         request = json.loads(body)
     except (ValueError, RecursionError):
         return body, default
-    if not isinstance(request, dict) or NAME not in request:
+    if not isinstance(request, dict):
         return body, default
-    given = request.pop(NAME)
-    given = {} if given is None else given  # as clients write what is not set
+    extra = request.get("vllm_xargs") or {}
+    if isinstance(extra, dict) and (ours := [key for key in extra if key.startswith(NAME)]):
+        raise ConfigError(f"vllm_xargs takes no {', '.join(ours)}. Say it as {NAME}, beside vllm_xargs.")
+    given = request.pop(NAME, None)
+    if given is None:  # which clients also write for what is not set
+        return body, default
+    if path == _BATCH:  # vLLM has no way to carry them there, and would drop them in silence
+        raise ConfigError(f"{_BATCH} takes no {NAME} options. Set them for the server, or ask one by one.")
     if not isinstance(given, dict):
         example = '{"accept": "exact"}' if isinstance(default, Acceptance) else '{"mode": "speed"}'
         raise ConfigError(f"{NAME} must be an object such as {example}, not {type(given).__name__}.")
@@ -113,14 +124,13 @@ def rewritten(body: bytes, default: Rule, *, controls: Collection[str] = ()) -> 
     if tree not in TREES:
         raise ConfigError(f"tree={tree!r} is not one of {', '.join(TREES)}.")
     rule: Rule = default.of_request(given)
-    extra = request.get("vllm_xargs") or {}
     if not isinstance(extra, dict):
         raise ConfigError(f"vllm_xargs must be an object, not {type(extra).__name__}.")
     names = _KEYS[type(rule)]
     # Flat values only: no editing, which is null here, is a threshold that no probability exceeds.
-    ours = {names[name]: 1.0 if value is None else value for name, value in given.items()}
+    said = {names[name]: 1.0 if value is None else value for name, value in given.items()}
     planted = {**({CONTROL_KEY: control} if control else {}), **({TREE_KEY: tree} if tree != "on" else {})}
-    request["vllm_xargs"] = {**extra, **ours, **planted}
+    request["vllm_xargs"] = {**extra, **said, **planted}
     return json.dumps(request).encode(), rule
 
 
