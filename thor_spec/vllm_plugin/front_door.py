@@ -32,8 +32,9 @@ _KEYS: dict[type, dict[str, str]] = {
     kind: {name: key for key, name in keys.items()}
     for kind, keys in ((Acceptance, REQUEST_KEYS), (Denoising, DENOISE_KEYS))
 }
-_MESSAGES = "/v1/messages"
-_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", _MESSAGES)
+# vLLM has no way to carry options there, and would drop them in silence.
+_WITHOUT_OPTIONS = ("/v1/messages", "/v1/chat/completions/batch", "/inference/v1/generate")
+_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/invocations", *_WITHOUT_OPTIONS)
 
 
 class FrontDoor:
@@ -54,12 +55,10 @@ class FrontDoor:
             return
         body = await _whole(receive)
         self._read_options(scope)
-        if self._recorder is not None and path == recorder.PATH:
-            self._recorder.add(body)
-        rule = self._default
+        asked, rule = body, self._default
         if b'"thor_spec"' in body:
-            if path == _MESSAGES:  # vLLM has no way to carry them there, and would drop them in silence
-                await _refuse(send, f"{_MESSAGES} takes no {NAME} options. Set them for the server, with --accept.")
+            if path in _WITHOUT_OPTIONS:
+                await _refuse(send, f"{path} takes no {NAME} options. Set them for the server, with --accept.")
                 return
             try:
                 body, rule = rewritten(body, rule, controls=self._controls)
@@ -71,6 +70,8 @@ class FrontDoor:
 
         async def labelled(message: Any) -> None:
             if message["type"] == "http.response.start":
+                if self._recorder is not None and path == recorder.PATH and message["status"] == 200:
+                    self._recorder.add(asked)  # what was refused would end a replay
                 message = {**message, "headers": [*message.get("headers", ()), label]}
             await send(message)
 
@@ -95,7 +96,7 @@ def rewritten(body: bytes, default: Rule, *, controls: Collection[str] = ()) -> 
     """
     try:
         request = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body, default
     if not isinstance(request, dict) or NAME not in request:
         return body, default
