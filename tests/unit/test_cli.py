@@ -136,6 +136,21 @@ def test_run_passes_output_through() -> None:
     assert (done.returncode, done.stdout) == (0, "--port 1\n")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["status", "status --json", "version", "profiles list", "--help"])
+def test_output_that_cannot_be_written_is_told_in_a_line(command: str, unbuffered: str) -> None:
+    argv, environment = [*THOR_SPEC, *command.split()], {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
+    said = "thor-spec: What this command prints cannot be written (No space left on device).\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    gone, out = os.pipe()
+    os.close(gone)  # as of `thor-spec status | grep -q free`
+    done = subprocess.run(argv, stdout=out, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(out)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_the_second_job_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with subprocess.Popen([*THOR_SPEC, "run", "--", "sleep", "60"]) as first:
         while not LockDirectory.find().exists or call(capsys, "status")[1] == "free\n":
