@@ -4,6 +4,7 @@ import errno
 import os
 import sys
 
+from thor_spec.cli.notes import note
 from thor_spec.errors import ThorSpecError
 
 _STATUS_FLAGS = {"--json", "--last"}
@@ -22,7 +23,7 @@ def main() -> None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries the same again at its end
         if error.errno != errno.EPIPE:
-            print(f"thor-spec: What this command prints cannot be written ({error.strerror}).", file=sys.stderr)
+            note(f"thor-spec: What this command prints cannot be written ({error.strerror}).")
         sys.exit(1)
 
 
@@ -38,5 +39,5 @@ def _run() -> None:
     try:
         show_status(as_json="--json" in flags, last="--last" in flags)
     except ThorSpecError as error:
-        print(f"thor-spec: {error}", file=sys.stderr)
+        note(f"thor-spec: {error}")
         sys.exit(error.exit_code)
