@@ -269,11 +269,13 @@ def typed(written: Mapping[str, Any], texts: Mapping[str, str], *, where: str) -
                 raise ConfigError(f"{where}: {name}: {error}.") from error
         if expected is float and isinstance(value, int) and not isinstance(value, bool):
             value = values[name] = float(value)
+        if name in _PATHS and isinstance(value, bool):  # the flag of the same name wants a file
+            raise ConfigError(f"{where}: {name} must name a file, not {texts[name]}.")
         if expected is str and isinstance(value, bool | int | float):  # `tree: off` and `tree: 15` are texts to us
             value = values[name] = texts[name]
         if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
             raise ConfigError(f"{where}: {name} must be {expected.__name__}, not {type(value).__name__}.")
-    for name in ("log_file", "golden", "api_key_file", "rope_factors", "record"):
+    for name in _PATHS:
         if name in values:
             values[name] = Path(values[name])
     if "environment" in values:
@@ -283,6 +285,7 @@ def typed(written: Mapping[str, Any], texts: Mapping[str, str], *, where: str) -
     return values
 
 
+_PATHS = ("log_file", "golden", "api_key_file", "rope_factors", "record")
 _PROFILE_TYPES: dict[str, type] = {
     "model": str,
     "draft": str,

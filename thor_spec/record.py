@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thor_spec import provenance
+from thor_spec import json_text, provenance
 from thor_spec.errors import ConfigError
 
 SCHEMA = 1
@@ -85,11 +85,11 @@ def _taken(path: Path) -> ConfigError:
 def read(path: Path) -> Record:
     """Read one record. Raises: ConfigError, if it is none, or of a newer schema."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json_text.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is not a record: {error}") from error
+        raise ConfigError(f"{path} is not a record: {error}. Take it away, or name another folder.") from error
     if not isinstance(content, dict) or "name" not in content or not isinstance(content.get("schema"), int):
-        raise ConfigError(f"{path} is not a record: it names no schema and kind.")
+        raise ConfigError(f"{path} is not a record: it names no schema and name. Take it away, or name another folder.")
     if content["schema"] > SCHEMA:
         raise ConfigError(f"{path} is of schema {content['schema']}, this version reads up to {SCHEMA}. Update.")
     return Record(path, content)

@@ -55,6 +55,13 @@ def test_what_is_no_vllm_is_refused(body: bytes, status: int) -> None:
         Server(url)
 
 
+def test_an_address_that_knows_no_models_is_told_in_a_line() -> None:
+    with answering(b"", 404) as url, pytest.raises(ConfigError) as refused:
+        Server(f"{url}/v1")
+    assert str(refused.value).startswith(f"{url}/v1/v1/models does not answer (404 Not Found). ")
+    assert "\n" not in str(refused.value)
+
+
 def test_a_connection_that_breaks_ends_in_one_full_stop() -> None:
     with answering(CARD) as url, Server(url) as server, pytest.raises(ThorSpecError) as broken:
         server.complete("hello")

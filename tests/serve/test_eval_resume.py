@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -152,3 +153,35 @@ def test_progress_goes_by_tokens(tmp_path: Path) -> None:
     now[0] = 130.0
     progress.look()
     assert told == ["yarn: 1/3 requests", "yarn: 2/3 requests, 12 min 00 s to go"]
+
+
+def test_a_folder_that_could_not_be_written_is_no_evaluation(tmp_path: Path) -> None:
+    """The disk is full at first; once it is not, the same command begins."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / f"{run.RUN}.tmp").symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match=r"out cannot be written \(No space left on device\)"):
+        run.claim(out, {"a": 1})
+    (out / f"{run.RUN}.tmp").unlink()
+    run.claim(out, {"a": 1})
+    run.claim(out, {"a": 1})
+    with pytest.raises(ConfigError, match="another evaluation"):
+        run.claim(out, {"a": 2})
+
+
+@pytest.mark.parametrize("name", [run.RUN, "arms/yarn/rope", "arms/yarn/a0.npy", "arms/yarn/g.json"])
+def test_what_is_cut_off_is_told_with_what_to_do(name: str, plan: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run.ask({"yarn": plan()}, REQUESTS, out, tell=lambda _: None)
+    (out / name).write_bytes((out / name).read_bytes()[:1])
+
+    def again() -> None:
+        found = run.ask({"yarn": plan()}, REQUESTS, out, tell=lambda _: None)["yarn"]
+        found.logprobs("a0"), found.generated("g")
+
+    with pytest.raises(ConfigError, match=rf"{name} cannot be read .* (Remove|Name another)") as told:
+        again()
+    if "Remove" in (said := str(told.value)):
+        path = Path(said.partition("Remove ")[2].partition(",")[0])
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        again()

@@ -5,15 +5,18 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from thor_spec import provenance
+from thor_spec.cli import progress
 from thor_spec.cli.main import app, main
 from thor_spec.guard.locks import ADMISSION, LockDirectory
 from thor_spec.known import combinations
+from thor_spec.serve.phases import Phase
 
 COMMANDS = (
     *("serve", "train", "train drafter", "tune", "tune moe", "run", "status", "stop", "top"),
@@ -134,6 +137,45 @@ def test_run_passes_the_exit_code_on(capsys: pytest.CaptureFixture[str], command
 def test_run_passes_output_through() -> None:
     done = subprocess.run([*THOR_SPEC, "run", "--", "echo", "--port", "1"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "--port 1\n")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["status", "status --json", "version", "profiles list", "--help"])
+def test_output_that_cannot_be_written_is_told_in_a_line(command: str, unbuffered: str) -> None:
+    argv, environment = [*THOR_SPEC, *command.split()], {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
+    said = "thor-spec: What this command prints cannot be written (No space left on device).\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    gone, out = os.pipe()
+    os.close(gone)  # as of `thor-spec status | grep -q free`
+    done = subprocess.run(argv, stdout=out, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(out)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("run -- true", 0), ("run -- false", 1), ("run --memory-floor 999TiB -- true", 12), ("plan x", 2)],
+)
+def test_row12_what_cannot_be_told_changes_no_exit_code(command: str, code: int) -> None:
+    """A log on a full disk: the job goes on without it."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*THOR_SPEC, *command.split()], stdout=full, stderr=full)
+    assert done.returncode == code
+
+
+def test_row12_a_start_goes_on_where_it_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        with progress.progress(lambda _: None) as shown:
+            shown.waiting(None)
+            shown.phase(Phase.WEIGHTS)
+            shown.notice("a notice")
+            shown.stopping()
+        monkeypatch.undo()
+        with suppress(OSError):  # what is left in its buffer
+            full.close()
 
 
 def test_the_second_job_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

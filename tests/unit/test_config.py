@@ -45,6 +45,14 @@ def test_what_yaml_takes_for_a_number_or_a_truth_is_the_text_that_was_written(tm
     assert resolve({}, profile).config.tree == written.strip("'")
 
 
+@pytest.mark.parametrize("name", ["record", "log_file", "golden", "api_key_file", "rope_factors"])
+def test_a_truth_names_no_file(tmp_path: Path, name: str) -> None:
+    profile = tmp_path / "p.yaml"
+    profile.write_text(f"{name}: yes\n")
+    with pytest.raises(ConfigError, match=rf"p.yaml: {name} must name a file, not yes\."):
+        resolve({}, profile)
+
+
 def test_missing_profile() -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         resolve({}, Path("/nowhere/p.yaml"))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,28 +93,76 @@ def test_the_engine_s_own_arguments_are_nobody_else_s(body: dict[str, Any]) -> N
     for key in (*REQUEST_KEYS, *DENOISE_KEYS, CONTROL_KEY, TREE_KEY, "thor_spec_later"):
         with pytest.raises(ConfigError, match=f"vllm_xargs takes no {key}"):
             rewritten(json.dumps({**body, "vllm_xargs": {"mine": 1, key: "x"}}).encode(), SERVER)
+        with pytest.raises(ConfigError, match=f"extra_args takes no {key}"):
+            rewritten(json.dumps({**body, "sampling_params": {"extra_args": {key: "x"}}}).encode(), SERVER)
 
 
-@pytest.mark.parametrize("root", ["", "/api"])
-def test_requests_are_known_by_the_path_that_vllm_knows(root: str) -> None:
-    """A server with --root-path puts that before each path."""
+def asked(path: str, body: bytes, *, root: str = "", status: int | None = 200, **options: Any) -> Any:
+    """Return the start of the answer, and what vLLM was given: None, where the door answered itself."""
     config = SimpleNamespace(
-        additional_config={"thor_spec": {}},
+        additional_config={"thor_spec": options},
         model_config=SimpleNamespace(is_diffusion=False),
         cache_config=SimpleNamespace(enable_prefix_caching=False),
     )
     app: Any = SimpleNamespace(state=SimpleNamespace(vllm_config=config))
     sent: list[Any] = []
+    reached: list[bytes] = []
 
-    async def reached(*_: Any) -> None:
-        raise AssertionError("a wrong rule has reached vLLM")
+    async def vllm(_scope: Any, receive: Any, send: Any) -> None:
+        reached.append((await receive())["body"])
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
 
     async def receive() -> Any:
-        return {"type": "http.request", "body": b'{"thor_spec": {"accept": "nonsense"}}', "more_body": False}
+        return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": f"{root}/v1/completions", "root_path": root, "headers": []}
-    asyncio.run(FrontDoor(reached)({**scope, "app": app}, receive, send))
-    assert sent[0]["status"] == 400
+    scope = {"type": "http", "method": "POST", "path": f"{root}{path}", "root_path": root, "headers": []}
+    asyncio.run(FrontDoor(vllm)({**scope, "app": app}, receive, send))
+    return sent[0], reached[0] if reached else None
+
+
+@pytest.mark.parametrize("root", ["", "/api"])
+def test_requests_are_known_by_the_path_that_vllm_knows(root: str) -> None:
+    """A server with --root-path puts that before each path."""
+    start, reached = asked("/v1/completions", b'{"thor_spec": {"accept": "nonsense"}}', root=root)
+    assert (start["status"], reached) == (400, None)
+
+
+CARRIED = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/invocations"]
+NOT_CARRIED = ["/v1/chat/completions/batch", "/inference/v1/generate"]
+
+
+@pytest.mark.parametrize("path", CARRIED + NOT_CARRIED)
+def test_every_answer_says_which_rule_it_came_by(path: str) -> None:
+    start, reached = asked(path, b"{}", accept="typical", accept_eps=0.09, accept_delta=0.3)
+    assert reached == b"{}"
+    assert start["headers"] == [(b"x-thor-spec-accept", b"typical eps=0.09 delta=0.3")]
+
+
+@pytest.mark.parametrize("path", CARRIED + NOT_CARRIED)
+def test_options_are_carried_or_refused_and_never_dropped(path: str) -> None:
+    start, reached = asked(path, b'{"thor_spec": {"accept": "threshold"}}')
+    if path in NOT_CARRIED:
+        assert (start["status"], reached) == (400, None)
+    else:
+        assert json.loads(reached) == {"vllm_xargs": {"thor_spec_accept": "threshold"}}
+
+
+def test_what_nests_too_deeply_is_left_to_vllm_to_refuse(tmp_path: Path) -> None:
+    body = b'{"thor_spec": ' + b"[" * 100_000
+    start, reached = asked("/v1/chat/completions", body, status=400, record=str(tmp_path / "r.jsonl"))
+    assert (start["status"], reached) == (400, body)
+
+
+def test_what_vllm_refuses_is_not_recorded(tmp_path: Path) -> None:
+    """A replay would be refused there, too, and end."""
+    file = tmp_path / "r.jsonl"
+    for status, content in ((400, "refused"), (200, "answered"), (404, "refused")):
+        body = {"messages": [{"role": "user", "content": content}], "thor_spec": {"accept": "exact"}}
+        asked("/v1/chat/completions", json.dumps(body).encode(), status=status, record=str(file), record_contents=True)
+    assert [json.loads(line) for line in file.read_text().splitlines()] == [
+        {"messages": [{"role": "user", "content": "answered"}]}
+    ]

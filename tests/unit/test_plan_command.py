@@ -38,6 +38,14 @@ def test_plan_from_a_folder_with_nothing_but_a_config(tmp_path: Path, capsys: py
     assert all(count > found["sequences"] for count in counts)
 
 
+@pytest.mark.parametrize("name", [shipped.TARGET, "nano-llada"])
+def test_what_is_no_drafter_is_not_planned_as_one(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", shipped.TARGET, "--draft", name])
+    assert ended.value.code == 2
+    assert f"{name} is not a DFlash drafter" in capsys.readouterr().err
+
+
 def test_plan_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["plan", "qwen3.6-35b-a3b", "--memory", "118GiB", "--what-if", "K=3"])

@@ -140,6 +140,18 @@ def test_a_mistake_in_a_list_has_its_line(home: Path) -> None:
     assert "mine.yaml:14: engine.arguments.1.value" in str(error.value)
 
 
+@pytest.mark.parametrize("text", ["a: &a [*a]\n", "a: &a {b: *a}\n", "[" * 100_000, "\0"])
+def test_yaml_without_an_end_is_a_mistake_like_others(
+    home: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (home / "mine.yaml").write_text(text)
+    code, out, _ = call(capsys, "profiles", "check", "mine")
+    assert (code, len(out.splitlines())) == (2, 1)
+    assert "mine.yaml: " in out
+    code, _, err = call(capsys, "serve", "--dry-run", "--profile", "mine")
+    assert (code, len(err.splitlines())) == (2, 1)
+
+
 def test_all_mistakes_are_told_at_once(home: Path) -> None:
     (home / "mine.yaml").write_text(GOOD.replace("value: 2,", "value: two,").replace("title: my own\n", ""))
     with pytest.raises(ConfigError) as error:

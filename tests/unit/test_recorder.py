@@ -32,8 +32,12 @@ def test_a_session_is_folded_from_its_requests(tmp_path: Path) -> None:
         b"{",
         [1],
         {"messages": 3},
+        b'{"messages":' + b"[" * 100_000,
+        b'{"messages":' + b"[" * 900 + b"]" * 900 + b"}",  # can be read, and not hidden
     )
-    file = recorded(tmp_path, *bodies, contents=True)
+    file = recorded(tmp_path, *bodies, contents=False)
+    file.unlink()
+    file = recorded(tmp_path, *bodies[:-1], contents=True)
     assert len(file.read_text().splitlines()) == 3
     assert file.stat().st_mode & 0o777 == 0o600
     first, second = traces.read(file)

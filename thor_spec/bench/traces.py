@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from thor_spec import json_text
 from thor_spec.bench import workload
 from thor_spec.errors import ConfigError
 
@@ -81,8 +82,10 @@ def read(path: Path) -> list[Session]:
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".jsonl":
-            text = json.dumps({"schema": SCHEMA, "sessions": folded([json.loads(line) for line in text.splitlines()])})
-        content = json.loads(text)
+            text = json.dumps(
+                {"schema": SCHEMA, "sessions": folded([json_text.loads(line) for line in json_text.lines(text)])}
+            )
+        content = json_text.whole(json_text.loads(text))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"The trace {path} cannot be read: {error}.") from error
     sessions = content.get("sessions") if isinstance(content, dict) else None

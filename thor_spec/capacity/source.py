@@ -1,11 +1,11 @@
 """A ``config.json`` from a folder, without its weights."""
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from thor_spec import json_text
 from thor_spec.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
     file = path
     try:
         file = path / "config.json" if path.is_dir() else path
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json_text.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"There is no {file}. Pass a folder that holds a config.json, or a profile.") from error
     except PermissionError as error:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 from thor_spec.cli import starting
 from thor_spec.cli.engine_options import Engine
 from thor_spec.cli.grouped import grouped
+from thor_spec.cli.notes import note
 from thor_spec.config import ServeConfig
 from thor_spec.errors import ConfigError, GateError, PlatformError
 
@@ -104,7 +104,7 @@ def chat(
         quality=quality,
         judged=dummy is None,
         tie_gap=tie_gap,
-        say=_say,
+        say=note,
     )
     record.reserve(out)
     outcome = comparison.run(found, lambda arm: _source(arm, engine.profile, context.obj.rest, most, random), options)
@@ -170,7 +170,7 @@ def serving(
 
     def work(server: Server) -> tuple[list[serving.Point], dict[str, Any]]:
         folder = tokenizer or server.root
-        return serving.sweep(server.url, server.model, folder, loads, _say), facts.of_server(
+        return serving.sweep(server.url, server.model, folder, loads, note), facts.of_server(
             server, getattr(source, "plan", None)
         )
 
@@ -242,7 +242,7 @@ def agent(
     )
     record.reserve(out)
     found = replaying.run(
-        sources, played, at_once=at_once, tokens=tokens, repetitions=repetitions, rounds=rounds, say=_say
+        sources, played, at_once=at_once, tokens=tokens, repetitions=repetitions, rounds=rounds, say=note
     )
     summary: dict[str, Any] = replaying.summary(found)
     refused = replaying.refusals(found, caching={name: replaying.ARMS[name]["caching"] for name in names})
@@ -349,7 +349,3 @@ def _refuse(reasons: list[str], path: Path) -> None:
     if reasons:
         listed = "\n".join(f"  {reason}" for reason in reasons)
         raise GateError(f"Nothing is reported, because\n{listed}\nEverything that was measured is in {path}.")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

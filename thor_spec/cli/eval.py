@@ -1,6 +1,5 @@
 """``thor-spec eval``."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +8,7 @@ import typer
 
 from thor_spec.cli.engine_options import KvCache
 from thor_spec.cli.grouped import grouped
+from thor_spec.cli.notes import note
 
 if TYPE_CHECKING:
     from thor_spec.eval.study import Study
@@ -98,7 +98,7 @@ class Asked:
             seed=self.seed,
             out=self.out,
             options={name: value for name, value in options.items() if value is not None},
-            tell=lambda line: print(line, file=sys.stderr, flush=True),
+            tell=note,
         )
 
 

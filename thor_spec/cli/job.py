@@ -1,6 +1,5 @@
 """``thor-spec run``, ``status`` and ``stop``: any job under the guard, and looking at it from another terminal."""
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thor_spec.cli.engine_options import size_option
+from thor_spec.cli.notes import note
 from thor_spec.errors import BusyError, ConfigError, PlatformError, ThorSpecError
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ def run(
         raise ConfigError("--mount and --shm-size are for a container. Name its image with --container.")
 
     def waiting(holder: "Identity | None") -> None:
-        print(f"Waiting for {holder.describe() if holder else 'the device'}", file=sys.stderr)
+        note(f"Waiting for {holder.describe() if holder else 'the device'}")
 
     def tell(line: str) -> None:
-        print(f"thor-spec: {line}", file=sys.stderr)
+        note(f"thor-spec: {line}")
 
     spec = None if container is None else _spec(container, mount or [], runtime, shm_size, tell)
     with StopRequests() as stopping:

@@ -1,13 +1,12 @@
 """What the commands of ``thor-spec verify`` share: the servers to judge, the judging, and how it ends."""
 
-import functools
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thor_spec.cli import starting
+from thor_spec.cli.notes import note
 from thor_spec.errors import ConfigError, GateError
 
 if TYPE_CHECKING:
@@ -110,8 +109,7 @@ def judge(names: tuple[str, ...], servers: Servers, asked: dict[str, Any]) -> "l
     kinds = tuple(CACHED_CONTROLS) if names == ("prefix-cache",) else KINDS
     if (control := asked.get("control")) and control not in kinds:
         raise ConfigError(f"--control {control} is not one of {', '.join(kinds)}.")
-    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
-    options = Options(say=say, **asked)
+    options = Options(say=note, **asked)
     gates = named(names)
     verdicts = []
     if plain := [gate for gate in gates if not gate.wants_caching]:
@@ -130,8 +128,7 @@ def trees(wanted: dict[str, Any], profile: Path | None, *, rows: int, plant: boo
 
     plan = starting.planned(wanted, profile).plan
     given = tree.job(plan, rows=wanted["max_seqs"], verified_rows=rows, faults=plant, seed=seed)
-    say = functools.partial(print, file=sys.stderr, flush=True)
-    return tree.verdict(tree.run(plan, given, log=log.open_path(None, kind="verify-tree"), say=say))
+    return tree.verdict(tree.run(plan, given, log=log.open_path(None, kind="verify-tree"), say=note))
 
 
 def conclude(name: str, verdicts: "list[Verdict]", options: dict[str, Any], out: Path | None, *, as_json: bool) -> None:

@@ -24,6 +24,7 @@ from thor_spec.cli import (
     version,
 )
 from thor_spec.cli.context import Context
+from thor_spec.cli.notes import note
 from thor_spec.errors import ThorSpecError
 
 app = typer.Typer(
@@ -59,5 +60,5 @@ def main(argv: list[str] | None = None) -> None:
         if context.debug:
             traceback.print_exc()
         else:
-            print("\n".join([f"thor-spec: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+            note("\n".join([f"thor-spec: {error}", *getattr(error, "__notes__", ())]))
         sys.exit(error.exit_code)

@@ -125,6 +125,7 @@ class _Subject:
 
     def __init__(self, model: str, draft: str | None) -> None:
         from thor_spec.capacity.shape import ModelShape
+        from thor_spec.dflash.drafter import Drafter
         from thor_spec.profiles import catalogue
         from thor_spec.serve.speculation import own_drafter
 
@@ -142,6 +143,8 @@ class _Subject:
         self.target: ModelShape = ModelShape.parse(model, config)
         if draft is not None:
             drafter = None if draft == "none" else _config(draft)
+            if drafter is not None:
+                Drafter.parse(draft, drafter)  # what serve would refuse is not planned
         self.drafter: ModelShape | None = None if drafter is None else ModelShape.parse("the drafter", drafter)
         self._drafter_name = draft or "of the profile"
         self._block = _block_size(drafter)

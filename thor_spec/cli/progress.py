@@ -12,6 +12,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from thor_spec.cli.notes import note
 from thor_spec.guard.identity import Identity
 from thor_spec.serve.events import Events, Ready
 from thor_spec.serve.phases import Phase
@@ -75,7 +76,7 @@ class PlainProgress:
         self._say("stopping (again to skip the grace)")
 
     def _say(self, text: str) -> None:
-        print(f"[{time.monotonic() - self._began:6.1f} s] {text}", file=sys.stderr, flush=True)
+        note(f"[{time.monotonic() - self._began:6.1f} s] {text}")
 
 
 class LiveProgress:

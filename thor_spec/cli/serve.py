@@ -1,13 +1,13 @@
 """``thor-spec serve``."""
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from thor_spec.cli.engine_options import KvCache, size_option
+from thor_spec.cli.notes import note
 from thor_spec.config import DEFAULT_MODEL
 from thor_spec.errors import ConfigError
 
@@ -278,7 +278,7 @@ def serve(
     }
     defaults = {"model": shipped.default_model(DEFAULT_MODEL)}
     named = catalogue.layered(profile or ())
-    plan = make_plan(resolve(flags, named, defaults), note=lambda text: print(text, file=sys.stderr, flush=True))
+    plan = make_plan(resolve(flags, named, defaults), note=note)
     if dry_run:
         print(json.dumps(plan.as_dict(), indent=2) if as_json else plan.as_shell())
         return

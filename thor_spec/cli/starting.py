@@ -1,11 +1,11 @@
 """Engines that a command starts for itself and stops again, on a port of their own."""
 
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from thor_spec.cli.notes import note
 from thor_spec.config import DEFAULT_MODEL, resolve
 from thor_spec.errors import ConfigError
 
@@ -36,8 +36,8 @@ def planned(
     given = {"port": free_port(), **flags, "vllm_args": (*(flags.get("vllm_args") or ()), *own)}
     named = catalogue.layered([str(profile)] if profile else ())
     resolved = resolve(given, named, {"model": shipped.default_model(DEFAULT_MODEL)})
-    plan = make_plan(resolved, note=lambda text: print(text, file=sys.stderr, flush=True), stock=stock, own=len(own))
-    return Planned(plan, lambda: progress(lambda ready: print(f"ready: {ready.url}", file=sys.stderr, flush=True)))
+    plan = make_plan(resolved, note=note, stock=stock, own=len(own))
+    return Planned(plan, lambda: progress(lambda ready: note(f"ready: {ready.url}")))
 
 
 def free_port() -> int:

@@ -1,12 +1,13 @@
 """``thor-spec train``."""
 
 import json
-import sys
 from importlib import util
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from thor_spec.cli.notes import note
 
 EXAMPLE = "Example: thor-spec train drafter ./my-model --text ./prompts --out ./my-model-dflash --minutes 60"
 
@@ -58,11 +59,8 @@ def drafter(
             "Install the engine: pip install 'thor-spec[cpu]' or 'thor-spec[cuda]'."
         )
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
     request = Request(
-        target=locate(target, say),
+        target=locate(target, note),
         text=text,
         out=out,
         minutes=minutes,
@@ -80,7 +78,7 @@ def drafter(
     record.require_folder(out)
     from thor_spec.train.user import train_drafter  # takes seconds, which a mistake need not wait for
 
-    report = train_drafter(request, say=say)
+    report = train_drafter(request, say=note)
     if as_json:
         print(json.dumps(report))
     else:

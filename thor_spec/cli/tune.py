@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from thor_spec.cli.notes import note
+
 EXAMPLE = "Example: thor-spec tune moe ./LLaDA2.1-mini --out ./moe-configs --resume"
 
 
@@ -55,14 +57,11 @@ def moe(
     record.require_folder(out)
     argv = (sys.executable, "-m", "thor_spec.vllm_plugin.expert_timing")
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    variables = ptxas.variables_for(board.detect(Path("/"), None).kind, note=say)
+    variables = ptxas.variables_for(board.detect(Path("/"), None).kind, note=note)
     worker = Worker(argv, problem, Limits(compile_s=compile_timeout, measure_s=timeout), variables)
 
     try:
-        file = search(worker, sorted(set(tokens or TOKENS)), launches, out, resume=resume, say=say)
+        file = search(worker, sorted(set(tokens or TOKENS)), launches, out, resume=resume, say=note)
     finally:
         worker.close()
     print(json.dumps({"file": str(file)}) if as_json else f"VLLM_TUNED_CONFIG_FOLDER={out.resolve()}")

@@ -1,6 +1,5 @@
 """``thor-spec verify``."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ from thor_spec import record
 from thor_spec.cli import judged
 from thor_spec.cli.engine_options import Draft, Engine, KvCache, Model, Profile
 from thor_spec.cli.grouped import grouped
+from thor_spec.cli.notes import note
 from thor_spec.gates import prompts as stored
 
 Context = Annotated[int, typer.Option("--context", help="Longest request in tokens.", metavar="N")]
@@ -195,6 +195,6 @@ def every(
         wanted = {**servers.flags, "draft_tokens": None, "tree": TREE, "max_seqs": BATCH, "vllm_args": servers.rest}
         verdicts.append(judged.trees(wanted, engine.profile, rows=ROWS))
     for name, why in not_judged.items():
-        print(f"not judged: {name}: {why}", file=sys.stderr)
+        note(f"not judged: {name}: {why}")
     options = {**servers.asked(asked), "not_judged": not_judged}
     judged.conclude("all", verdicts, options, engine.out, as_json=engine.as_json)

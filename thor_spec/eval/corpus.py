@@ -1,10 +1,10 @@
 """Texts to evaluate on: from a local path, or made up from a seed."""
 
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
+from thor_spec import json_text
 from thor_spec.errors import ConfigError, PlatformError
 
 SYNTHETIC = "synthetic"
@@ -48,9 +48,11 @@ def _read(file: Path) -> Iterator[str]:
     if file.suffix != ".jsonl":
         yield content
         return
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(json_text.lines(content), 1):
         try:
-            yield str(json.loads(line)["text"])
+            text = str(json_text.loads(line)["text"])
+            # Half a character, which JSON can spell, is no text to a tokenizer; read as what is no UTF-8 is.
+            yield text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{file}:{number} is not an object with a text ({error}).") from error
 

@@ -5,7 +5,6 @@ the questions of ``qa`` come from a file of the user's. Scores are therefore com
 """
 
 import itertools
-import json
 import random
 import string
 import uuid
@@ -15,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from thor_spec import json_text
 from thor_spec.errors import ConfigError
 from thor_spec.eval import haystack, wilson
 from thor_spec.eval.run import Answers, Request
@@ -279,15 +279,14 @@ def read_questions(path: Path) -> list[Mapping[str, Any]]:
     """Return the entries of a jsonl file. Raises: ConfigError, naming the line."""
     found: list[Mapping[str, Any]] = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"--qa {path} cannot be read: {error.strerror}.") from error
+        lines = json_text.lines(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The questions {path} cannot be read: {getattr(error, 'strerror', error)}.") from error
     for number, line in enumerate(lines, 1):
         try:
-            entry = json.loads(line)
-            found.append(
-                {"question": entry["question"], "context": entry["context"], "answers": list(entry["answers"])}
-            )
+            entry = json_text.loads(line)
+            asked = {"question": entry["question"], "context": entry["context"], "answers": list(entry["answers"])}
+            found.append(json_text.whole(asked))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}:{number} needs question, context and answers ({error}).") from error
     return found

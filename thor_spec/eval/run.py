@@ -54,12 +54,20 @@ class Answers:
 
     def logprobs(self, name: str) -> NDArray[np.float32]:
         """Return the log-probabilities (nats) of a request's tokens, from its ``first`` on."""
-        found: NDArray[np.float32] = np.load(self.folder / f"{name}.npy")
+        file = self.folder / f"{name}.npy"
+        try:
+            found: NDArray[np.float32] = np.load(file)
+        except (OSError, ValueError, EOFError) as error:
+            raise _broken(file, file, error) from error
         return found
 
     def generated(self, name: str) -> list[int]:
         """Return the token ids of a request's continuation."""
-        ids: list[int] = json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
+        file = self.folder / f"{name}.json"
+        try:
+            ids: list[int] = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise _broken(file, file, error) from error
         return ids
 
 
@@ -86,7 +94,7 @@ def ask(
         raise ConfigError("Two requests of an evaluation have the same name.")
     lines = [json.dumps(request.as_dict()) for request in requests]
     claim(out, {"requests": hashlib.sha256("\n".join(lines).encode()).hexdigest(), **_identity(arms)})
-    (out / REQUESTS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    keep(out / REQUESTS, "".join(f"{line}\n" for line in lines))
     sizes = {request.id: len(request.tokens) + request.max_tokens for request in requests}
     answers = {}
     for name, plan in arms.items():
@@ -104,19 +112,33 @@ def claim(out: Path, identity: Mapping[str, Any]) -> None:
     record.require_folder(out)
     if (out / record.FILE).exists() and not (out / RUN).exists():
         raise ConfigError(f"{out / record.FILE} is there already, of no evaluation. Name another folder with --out.")
+    if not (out / RUN).exists():
+        keep(out / RUN, json.dumps(wanted, indent=1))
+        return
     try:
-        if (out / RUN).exists():
-            found = json.loads((out / RUN).read_text(encoding="utf-8"))
-            if found != wanted:
-                other = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
-                raise ConfigError(
-                    f"{out} holds another evaluation ({', '.join(other)} differ). Name another folder with --out, or "
-                    "repeat the command that began it."
-                )
-        else:
-            (out / RUN).write_text(json.dumps(wanted, indent=1), encoding="utf-8")
+        found = json.loads((out / RUN).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{out / RUN} cannot be read ({error}). Name another folder with --out.") from error
+    if found != wanted:
+        other = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
+        raise ConfigError(
+            f"{out} holds another evaluation ({', '.join(other)} differ). Name another folder with --out, or "
+            "repeat the command that began it."
+        )
+
+
+def keep(file: Path, text: str) -> None:
+    """Write a file of the evaluation, whole or not at all. Raises: ConfigError."""
+    draft = file.with_name(f"{file.name}.tmp")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(file)
     except OSError as error:
-        raise ConfigError(f"{out} cannot be written ({error.strerror}). Name a folder with --out.") from error
+        raise ConfigError(f"{file.parent} cannot be written ({error.strerror}). Name a folder with --out.") from error
+
+
+def _broken(file: Path, remove: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{file} cannot be read ({error}). Remove {remove}, and repeat the command: it asks again.")
 
 
 def _identity(arms: Mapping[str, Plan]) -> dict[str, Any]:
@@ -170,7 +192,10 @@ def _fill(
 
 def _effective(name: str, plan: Plan, folder: Path) -> Mapping[str, Any]:
     """Return what the engine rotated by. Raises: PlatformError, if that is not what was asked for."""
-    found: Mapping[str, Any] = json.loads(scoring.rope_path(folder).read_text(encoding="utf-8"))
+    try:
+        found: Mapping[str, Any] = json.loads(scoring.rope_path(folder).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _broken(scoring.rope_path(folder), folder, error) from error
     wanted = plan.rope.as_dict() if plan.rope else {}
     rotated = found.get("target", {})
     if any(rotated.get(field) != value for field, value in wanted.items()):

@@ -10,7 +10,7 @@ from thor_spec import record
 from thor_spec.config import resolve
 from thor_spec.errors import ConfigError
 from thor_spec.eval import longppl, niah, perplexity, ruler
-from thor_spec.eval.run import Answers, Request, ask
+from thor_spec.eval.run import Answers, Request, ask, keep
 from thor_spec.eval.text import Tokenizer
 from thor_spec.rope.scheme import ALIASES, NAMES
 from thor_spec.serve.plan import Plan, make_plan
@@ -198,7 +198,7 @@ def ruler_tasks(study: Study, names: Sequence[str], qa: Mapping[str, Path]) -> P
 def _finish(name: str, study: Study, content: Mapping[str, Any], instances: Sequence[Mapping[str, Any]]) -> Path:
     """Write the record with its instances beside it, anew if an earlier run wrote one; return its path."""
     lines = "".join(f"{json.dumps(instance)}\n" for instance in instances)
-    (study.out / "instances.jsonl").write_text(lines, encoding="utf-8")
+    keep(study.out / "instances.jsonl", lines)
     path = study.out / record.FILE
     path.unlink(missing_ok=True)
     content = {**content, "instances": "instances.jsonl"}

@@ -49,11 +49,21 @@ def read(path: Path) -> Document:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigError(f"{line}: not YAML: {getattr(error, 'problem', None) or error}") from error
+        what = getattr(error, "problem", None) or getattr(error, "reason", None) or error  # one line of several
+        raise ConfigError(f"{line}: not YAML: {what}") from error
+    except RecursionError as error:
+        raise _too_deep(path) from error
     lines: dict[Place, int] = {(): 1}
-    if root is not None:
-        _walk(path, root, (), lines)
+    try:
+        if root is not None:
+            _walk(path, root, (), lines)
+    except RecursionError as error:
+        raise _too_deep(path) from error
     return Document(path, content, lines)
+
+
+def _too_deep(path: Path) -> ConfigError:
+    return ConfigError(f"{path}: it is nested too deeply, or an alias stands within what it names. Write it out.")
 
 
 def _walk(path: Path, node: yaml.Node, place: Place, lines: dict[Place, int]) -> None:

@@ -1,6 +1,5 @@
 """A checkpoint folder, judged by its files before anything heavy starts."""
 
-import json
 import os
 import struct
 from collections.abc import Mapping
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thor_spec import json_text
 from thor_spec.capacity.source import closed
 from thor_spec.dflash.drafter import TargetShape
 from thor_spec.errors import ConfigError
@@ -57,7 +57,7 @@ class Checkpoint:
         if (self.path / "chat_template.jinja").is_file():
             return True
         try:
-            return "chat_template" in json.loads((self.path / "tokenizer_config.json").read_text(encoding="utf-8"))
+            return "chat_template" in json_text.loads((self.path / "tokenizer_config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return False
 
@@ -89,7 +89,7 @@ def open_checkpoint(name: str, path: Path) -> Checkpoint:
         raise closed(path) from error
     config_file = path / "config.json"
     try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
+        config = json_text.loads(config_file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(
             f"{path} has no config.json, so it is not a checkpoint. Pass the folder that has one."
@@ -112,7 +112,7 @@ def _require_whole_weights(path: Path) -> None:
     index = path / "model.safetensors.index.json"
     if index.is_file():
         try:
-            expected = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            expected = sorted(set(json_text.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         except PermissionError as error:
             raise closed(index) from error
         except (OSError, ValueError, KeyError, AttributeError) as error:
@@ -138,7 +138,7 @@ def _truncation(file: Path) -> str | None:
             (length,) = struct.unpack("<Q", prefix)
             if length > min(_HEADER_LIMIT_BYTES, size):
                 return "is truncated or not a safetensors file: its header reaches past its end"
-            header = json.loads(stream.read(length))
+            header = json_text.loads(stream.read(length))
     except FileNotFoundError:
         return "is missing"
     except PermissionError as error:

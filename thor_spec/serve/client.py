@@ -211,4 +211,6 @@ class Server:
 
 def why(error: httpx.HTTPError) -> str:
     """Return what went wrong with a request, for a sentence that goes on."""
+    if isinstance(error, httpx.HTTPStatusError):  # whose own words fill two lines, with a link
+        return f"{error.response.status_code} {error.response.reason_phrase}".rstrip()
     return str(error).rstrip(".") or type(error).__name__

@@ -1,9 +1,9 @@
 """Arguments that go to vLLM untouched, read only far enough to find contradictions with ours."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from thor_spec import json_text
 from thor_spec.errors import ConfigError
 
 _JSON_FLAGS = frozenset(
@@ -63,7 +63,7 @@ def require_no_contradiction(ours: Mapping[str, str], args: Sequence[str], optio
 def require_json(flag: str, value: str | None) -> Any:
     """Return ``value`` parsed. Raises: ConfigError, showing where the JSON breaks."""
     try:
-        return json.loads(value or "")
+        return json_text.loads(value or "")
     except ValueError as error:
         raise ConfigError(
             f"{flag} needs JSON, and {value!r} is not: {error}. Quote it for the shell in '…'."

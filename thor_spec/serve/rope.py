@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from thor_spec import json_text
 from thor_spec.config import ServeConfig
 from thor_spec.errors import ConfigError
 from thor_spec.rope.scheme import Scheme
@@ -157,7 +158,7 @@ def _own_factors(config: ServeConfig, target: Checkpoint) -> dict[str, Any]:
 
 def _factors(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json_text.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"--rope-factors {path} cannot be read as JSON: {error}.") from error
     if isinstance(content, list):

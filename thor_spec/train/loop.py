@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from thor_spec.errors import ConfigError
+from thor_spec.train import kept
 
 STARTING_STEPS = 2  # a drafter compiles for one block size in the first, for another in the second
 
@@ -154,17 +155,15 @@ class Loop:
             "optimizers": [each.state_dict() for each in self.optimizers],
             "run": asdict(run),
         }
-        partial = self.state_file.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(self.state_file)
+        kept.write(state, self.state_file)
 
     def _restore(self) -> Run:
         if not self.state_file.is_file():
             return Run()
-        state = torch.load(self.state_file, map_location="cpu", weights_only=True)
+        state = kept.read(self.state_file)
         self.model.load_state_dict(state["model"])
-        for each, kept in zip(self.optimizers, state["optimizers"], strict=True):
-            each.load_state_dict(kept)
+        for each, found in zip(self.optimizers, state["optimizers"], strict=True):
+            each.load_state_dict(found)
         return Run(**state["run"])
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thor_spec.errors import ConfigError, PlatformError
 from thor_spec.nano import drafter as stored
-from thor_spec.train import device, drafting, loop, targets
+from thor_spec.train import device, drafting, kept, loop, targets
 from thor_spec.train.request import Request
 
 DEFAULT_MINUTES = 60.0
@@ -130,13 +130,13 @@ def _pool(
     until: float | None,
     say: loop.Say,
 ) -> Tensor:
-    kept = request.out / "training.pool"
-    if request.resume and kept.is_file():
-        pool: Tensor = torch.load(kept, weights_only=True)
+    file = request.out / "training.pool"
+    if request.resume and file.is_file():
+        pool: Tensor = kept.read(file)
         return pool
     with device.autocast(target.embedding.device):
         pool = drafting.write_pool(target, ids, recipe, request.seed, until, say)
-    torch.save(pool, kept)
+    kept.write(pool, file)
     return pool
 
 

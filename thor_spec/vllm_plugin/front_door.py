@@ -32,8 +32,10 @@ _KEYS: dict[type, dict[str, str]] = {
     kind: {name: key for key, name in keys.items()}
     for kind, keys in ((Acceptance, REQUEST_KEYS), (Denoising, DENOISE_KEYS))
 }
-_BATCH = "/v1/chat/completions/batch"
-_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/invocations", _BATCH)
+# vLLM has no way to carry options there, and would drop them in silence.
+_WITHOUT_OPTIONS = ("/v1/chat/completions/batch", "/inference/v1/generate")
+_CARRYING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/invocations")
+_PATHS = (*_CARRYING, *_WITHOUT_OPTIONS)
 
 
 class FrontDoor:
@@ -54,9 +56,7 @@ class FrontDoor:
             return
         body = await _whole(receive)
         self._read_options(scope)
-        if self._recorder is not None and path == recorder.PATH:
-            self._recorder.add(body)
-        rule = self._default
+        asked, rule = body, self._default
         if _may_name_us(body):
             try:
                 body, rule = rewritten(body, rule, path=path, controls=self._controls)
@@ -68,6 +68,8 @@ class FrontDoor:
 
         async def labelled(message: Any) -> None:
             if message["type"] == "http.response.start":
+                if self._recorder is not None and path == recorder.PATH and message["status"] == 200:
+                    self._recorder.add(asked)  # what was refused would end a replay
                 message = {**message, "headers": [*message.get("headers", ()), label]}
             await send(message)
 
@@ -104,14 +106,16 @@ def rewritten(
         return body, default
     if not isinstance(request, dict):
         return body, default
-    extra = request.get("vllm_xargs") or {}
-    if isinstance(extra, dict) and (ours := [key for key in extra if key.startswith(NAME)]):
-        raise ConfigError(f"vllm_xargs takes no {', '.join(ours)}. Say it as {NAME}, beside vllm_xargs.")
+    extra, params = request.get("vllm_xargs") or {}, request.get("sampling_params")  # the latter by token ids only
+    given_as = {"vllm_xargs": extra, "extra_args": params.get("extra_args") if isinstance(params, dict) else None}
+    for name, args in given_as.items():
+        if isinstance(args, dict) and (ours := [key for key in args if key.startswith(NAME)]):
+            raise ConfigError(f"{name} takes no {', '.join(ours)}. Say it as {NAME}, beside {name}.")
     given = request.pop(NAME, None)
     if given is None:  # which clients also write for what is not set
         return body, default
-    if path == _BATCH:  # vLLM has no way to carry them there, and would drop them in silence
-        raise ConfigError(f"{_BATCH} takes no {NAME} options. Set them for the server, or ask one by one.")
+    if path in _WITHOUT_OPTIONS:
+        raise ConfigError(f"{path} takes no {NAME} options. Set them for the server, or ask at another path.")
     if not isinstance(given, dict):
         example = '{"accept": "exact"}' if isinstance(default, Acceptance) else '{"mode": "speed"}'
         raise ConfigError(f"{NAME} must be an object such as {example}, not {type(given).__name__}.")

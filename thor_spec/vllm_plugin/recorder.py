@@ -1,8 +1,8 @@
-"""Writes down the chat requests that a server gets, so that ``bench agent`` can replay them.
+"""Writes down the chat requests that a server answers, so that ``bench agent`` can replay them.
 
-A line of JSON for each request to ``/v1/chat/completions``: its messages, without the tools that it offers. Unless
-contents are kept, every text is replaced by letters drawn from its hash: as long, and the same wherever it was the
-same, so that conversations still begin alike where they did.
+A line of JSON for each request to ``/v1/chat/completions`` that was not refused: its messages, without the tools that
+it offers. Unless contents are kept, every text is replaced by letters drawn from its hash: as long, and the same
+wherever it was the same, so that conversations still begin alike where they did.
 """
 
 import functools
@@ -34,11 +34,11 @@ class Recorder:
             return
         try:
             messages = json.loads(body)["messages"]
-        except (ValueError, KeyError, TypeError):
+            if not isinstance(messages, list):
+                return
+            line = json.dumps({"messages": messages if self._contents else hidden(messages)}) + "\n"
+        except (ValueError, KeyError, TypeError, RecursionError):
             return
-        if not isinstance(messages, list):
-            return
-        line = json.dumps({"messages": messages if self._contents else hidden(messages)}) + "\n"
         try:
             with open(self._file, "ab", opener=functools.partial(os.open, mode=0o600)) as file:
                 file.write(line.encode())

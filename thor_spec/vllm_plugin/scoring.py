@@ -80,7 +80,9 @@ def confirm(folder: Path) -> None:
     engines = [found for found in receipt.collect(receipts) if found.state == "engine"] if receipts else []
     if not engines:
         raise PlatformError("vLLM runs without the thor_spec plugin, so no answer would be what it seems.")
-    rope_path(folder).write_text(json.dumps(engines[0].rope), encoding="utf-8")
+    draft = rope_path(folder).with_suffix(".tmp")
+    draft.write_text(json.dumps(engines[0].rope), encoding="utf-8")
+    draft.replace(rope_path(folder))
 
 
 def rope_path(folder: Path) -> Path:
