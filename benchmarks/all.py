@@ -44,6 +44,11 @@ NANO = "nano-hybrid --kv-cache-memory 1GiB --out {out}"
 STUDY = "benchmarks/rope_study.py --corpus {corpus} --parts ppl niah --samples 4 --needles 6 --choice --out {out}/study"
 LARGE = "--dummy qwen3.5-35b-a3b --synthetic-acceptance 5.84 --context 49152 --kv-cache-memory 16GiB --out {out}"
 DECODING_IN_GRAPHS = """--compilation-config '{"mode":0,"cudagraph_mode":"FULL_DECODE_ONLY"}'"""
+ADAPTIVE = (
+    "--arms fixed:draft_tokens=15 --arms fixed8:draft_tokens=15,batch=8 "
+    "--arms adaptive:draft_tokens=15,adaptive_drafts=true "
+    "--arms adaptive8:draft_tokens=15,adaptive_drafts=true,batch=8 --tokens 256 --repetitions 6 --per-start 3"
+)
 JOBS = (
     Job("verify-tree", 4, f"{POLITE} verify tree {NANO} --tree 8 --rows 1800 --plant"),
     Job(
@@ -66,19 +71,9 @@ JOBS = (
     Job(
         "adaptive",
         4,
-        f"{POLITE} bench chat {NANO} --arms plain:draft=none --arms plain8:draft=none,batch=8 "
-        "--arms fixed:draft_tokens=15 --arms fixed8:draft_tokens=15,batch=8 "
-        "--arms adaptive:draft_tokens=15,adaptive_drafts=true "
-        "--arms adaptive8:draft_tokens=15,adaptive_drafts=true,batch=8 --tokens 256 --repetitions 6 --per-start 3",
+        f"{POLITE} bench chat {NANO} --arms plain:draft=none --arms plain8:draft=none,batch=8 {ADAPTIVE}",
     ),
-    Job(
-        "adaptive-large",
-        95,
-        f"{POLITE} bench chat {LARGE} --arms fixed:draft_tokens=15 --arms fixed8:draft_tokens=15,batch=8 "
-        "--arms adaptive:draft_tokens=15,adaptive_drafts=true "
-        "--arms adaptive8:draft_tokens=15,adaptive_drafts=true,batch=8 --tokens 256 --repetitions 6 --per-start 3 "
-        f"-- {DECODING_IN_GRAPHS}",
-    ),
+    Job("adaptive-large", 95, f"{POLITE} bench chat {LARGE} {ADAPTIVE} -- {DECODING_IN_GRAPHS}"),
     Job("tree", 20, "benchmarks/tree.py --prompts 8 --answer 192"),
     Job("diffusion", 12, "benchmarks/diffusion.py --prompts 50"),
     Job("diffusion-mini", 72, "benchmarks/diffusion.py --model mini --attention-backend TRITON_ATTN"),

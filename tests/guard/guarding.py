@@ -7,20 +7,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from thor_spec.errors import BusyError, MemoryNotReturnedError
 from thor_spec.guard import state
 from thor_spec.guard.guarded import GuardedJob, Settings
-from thor_spec.guard.locks import LockDirectory
+from thor_spec.guard.locks import RESIDENCY, LockDirectory
+from thor_spec.guard.memory import GIB
 from thor_spec.guard.status import status
 
 from .docker_stand_in import SPEC, Docker
 from .series import FakeProc
-from .waiting import until
+from .waiting import alive, until
 
 Guard = Callable[..., GuardedJob]
 ESCAPED = "os.setsid(); ignore()"  # out of session and group, deaf to requests
@@ -70,6 +72,28 @@ def checked_until_raised(job: GuardedJob, timeout_s: float = 10.0) -> None:
         job.check()
         time.sleep(0.01)
     pytest.fail("the guard raised nothing")
+
+
+def ends_without_its_memory(job: GuardedJob, proc: FakeProc) -> None:
+    """End a job of which 40 GiB stay away, and find it told and kept as 41."""
+    proc.available(60.0)
+    until(lambda: job.check() or (job.watchdog.least_available_bytes or 0) < 61 * GIB)
+    with pytest.raises(MemoryNotReturnedError, match=r"40\.00 GiB.*drop_caches"), job:
+        pass
+    assert job.store.kept is not None
+    assert job.store.kept.exit_code == 41
+
+
+def is_free(locks: LockDirectory, pids: Iterable[int]) -> bool:
+    """Return whether the device can be had; none of ``pids`` may live then."""
+    try:
+        lock = locks.take(RESIDENCY)
+    except BusyError:
+        return False
+    living = [pid for pid in pids if alive(pid)]
+    lock.release()
+    assert not living
+    return True
 
 
 def record(state_dir: Path) -> state.StopRecord:

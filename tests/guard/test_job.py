@@ -19,7 +19,7 @@ from thor_spec.guard.locks import ADMISSION, RESIDENCY, LockDirectory
 from thor_spec.guard.status import status
 
 from .conftest import Bystander, Engine, Launcher, Start
-from .guarding import ESCAPED
+from .guarding import ESCAPED, is_free
 from .waiting import PYTHON, alive, until
 
 Launch = Callable[..., Launcher]
@@ -106,17 +106,7 @@ def test_row02_killed_launcher_frees_the_lock_only_after_the_job(
     with pytest.raises(BusyError, match=rf"launcher is gone.*pid {shim}"):
         locks.take(RESIDENCY)
 
-    def taken() -> bool:
-        try:
-            lock = locks.take(RESIDENCY)
-        except BusyError:
-            return False
-        living = [pid for pid in pids if alive(pid)]
-        lock.release()
-        assert not living
-        return True
-
-    until(taken)
+    until(lambda: is_free(locks, pids))
 
 
 def test_launcher_killed_at_any_moment_of_the_start(launch: Launch, engine: Engine, locks: LockDirectory) -> None:

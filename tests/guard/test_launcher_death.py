@@ -12,7 +12,7 @@ from thor_spec.guard.locks import RESIDENCY, LockDirectory
 from thor_spec.guard.status import status
 
 from .conftest import Engine
-from .guarding import DEAF, ESCAPED, Launched, record
+from .guarding import DEAF, ESCAPED, Launched, is_free, record
 from .waiting import alive, until
 
 
@@ -72,15 +72,5 @@ def test_row03_launcher_and_watchdog_killed_keep_the_device_refused(
     os.kill(launcher.watchdog, signal.SIGKILL)
     launcher.kill()
 
-    def freed() -> bool:
-        try:
-            lock = locks.take(RESIDENCY)
-        except BusyError:
-            return False
-        living = [pid for pid in pids if alive(pid)]
-        lock.release()
-        assert not living
-        return True
-
-    assert not freed()
-    until(freed)
+    assert not is_free(locks, pids)
+    until(lambda: is_free(locks, pids))

@@ -159,10 +159,10 @@ def test_a_folder_that_could_not_be_written_is_no_evaluation(tmp_path: Path) -> 
     """The disk is full at first; once it is not, the same command begins."""
     out = tmp_path / "out"
     out.mkdir()
-    (out / f"{run.RUN}.tmp").symlink_to("/dev/full")
+    (out / run.RUN).with_suffix(".tmp").symlink_to("/dev/full")
     with pytest.raises(ConfigError, match=r"out cannot be written \(No space left on device\)"):
         run.claim(out, {"a": 1})
-    (out / f"{run.RUN}.tmp").unlink()
+    (out / run.RUN).with_suffix(".tmp").unlink()
     run.claim(out, {"a": 1})
     run.claim(out, {"a": 1})
     with pytest.raises(ConfigError, match="another evaluation"):

@@ -81,11 +81,12 @@ def read(path: Path) -> list[Session]:
     """Read a trace. Raises: ConfigError, naming what is wrong."""
     try:
         text = path.read_text(encoding="utf-8")
+        content: Any
         if path.suffix == ".jsonl":
-            text = json.dumps(
-                {"schema": SCHEMA, "sessions": folded([json_text.loads(line) for line in json_text.lines(text)])}
-            )
-        content = json_text.whole(json_text.loads(text))
+            content = {"schema": SCHEMA, "sessions": folded([json_text.loads(line) for line in json_text.lines(text)])}
+        else:
+            content = json_text.loads(text)
+        json_text.whole(content)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"The trace {path} cannot be read: {error}.") from error
     sessions = content.get("sessions") if isinstance(content, dict) else None

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thor_spec.cli.engine_options import size_option
-from thor_spec.config import DEFAULT_DRAFT_TOKENS
 from thor_spec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -162,12 +161,12 @@ class _Subject:
 
     def drafts(self, request: "Request") -> str:
         """Return how is drafted, for a headline."""
-        is_tree = self._nodes is not None and request.draft_tokens == self._nodes
-        return f"trees of {self._nodes}" if is_tree else f"K = {request.draft_tokens}"
+        return f"trees of {self._nodes}" if request.draft_tokens == self._nodes else f"K = {request.draft_tokens}"
 
     def request(self, given: dict[str, Any], *, tree: str | None, memory: int | None, floor: int | None) -> "Request":
         from thor_spec.capacity.plan import Request
         from thor_spec.ddtree.shape import TreeShape
+        from thor_spec.serve.speculation import default_draft_tokens
 
         names = ("context", "max_seqs", "draft_tokens", "drafter_window", "kv_cache_memory")
         asked = {name: self.options[name] for name in names if name in self.options}
@@ -185,8 +184,7 @@ class _Subject:
             shape.deep(self._block - 1)
             asked["draft_tokens"] = self._nodes = shape.nodes
         elif self.drafter is not None and "draft_tokens" not in asked:
-            most = self._block - 1
-            asked["draft_tokens"] = min(DEFAULT_DRAFT_TOKENS, most) if here.get("engine") == "cpu" else most
+            asked["draft_tokens"] = default_draft_tokens(self._block - 1, gpu=here.get("engine") != "cpu")
         asked["prefix_caching"] = not given.get("draft_tokens", asked.get("draft_tokens"))
         return Request(**{**asked, **here, **given})
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thor_spec import env, record
+from thor_spec import env, record, whole_file
 from thor_spec.errors import ConfigError, EngineStartError, InterruptedJobError, PlatformError
 from thor_spec.guard.guarded import GuardedJob, Settings
 from thor_spec.serve import failure, log
@@ -129,10 +129,8 @@ def claim(out: Path, identity: Mapping[str, Any]) -> None:
 
 def keep(file: Path, text: str) -> None:
     """Write a file of the evaluation, whole or not at all. Raises: ConfigError."""
-    draft = file.with_name(f"{file.name}.tmp")
     try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(file)
+        whole_file.write(file, text)
     except OSError as error:
         raise ConfigError(f"{file.parent} cannot be written ({error.strerror}). Name a folder with --out.") from error
 

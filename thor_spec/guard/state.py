@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from thor_spec import whole_file
 from thor_spec.guard import processes
 
 SCHEMA = 1
@@ -62,11 +63,9 @@ class StateStore:
     def write(self, record: StopRecord) -> str | None:
         """Store the record over its predecessor; return None, or why it is kept in memory only."""
         self.kept = record
-        draft = self.path.with_suffix(".tmp")
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            draft.write_text(json.dumps(record.as_dict()) + "\n", encoding="utf-8")
-            os.replace(draft, self.path)
+            whole_file.write(self.path, json.dumps(record.as_dict()) + "\n")
         except OSError as error:
             return (
                 f"The stop record cannot be stored in {self.path.parent} ({error.strerror}), so `thor-spec status "

@@ -19,6 +19,11 @@ def own_drafter(model: str) -> str | None:
     return nano.PAIRS.get(model) or shipped.drafter_of(model)
 
 
+def default_draft_tokens(most: int, *, gpu: bool) -> int:
+    """Return K where none was given: as many as the drafter has, or few on a CPU."""
+    return most if gpu else min(DEFAULT_DRAFT_TOKENS, most)
+
+
 def choose(
     resolved: Resolved, target: Checkpoint, note: Callable[[str], None] | None, *, gpu: bool
 ) -> tuple[Checkpoint | None, int]:
@@ -37,8 +42,7 @@ def choose(
         return None, 0
     checkpoint = open_named(name, "--draft", resolved.origins["draft"], note)
     drafter = Drafter.parse(name, checkpoint.config)
-    default = drafter.max_draft_tokens if gpu else min(DEFAULT_DRAFT_TOKENS, drafter.max_draft_tokens)
-    draft_tokens = config.draft_tokens or default
+    draft_tokens = config.draft_tokens or default_draft_tokens(drafter.max_draft_tokens, gpu=gpu)
     if (shape := tree(config)) is not None:
         drafter.require_fit(target.target_shape(), shape.deep(drafter.max_draft_tokens))
         return checkpoint, shape.nodes

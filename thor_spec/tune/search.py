@@ -7,7 +7,6 @@ on from there.
 """
 
 import json
-import os
 import queue
 import subprocess
 import threading
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thor_spec import env
+from thor_spec import env, whole_file
 from thor_spec.errors import ConfigError, PlatformError, StuckInKernelError
 from thor_spec.tune.space import Launch, Problem
 
@@ -193,10 +192,8 @@ def _write(target: Path, tokens: int, trials: Sequence[Trial]) -> None:
         return
     content = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
     content[str(tokens)] = dict(fastest.launch)
-    draft = target.with_suffix(f".{os.getpid()}.tmp")
     ordered = {key: content[key] for key in sorted(content, key=int)}
-    draft.write_text(json.dumps(ordered, indent=4) + "\n", encoding="utf-8")
-    draft.replace(target)
+    whole_file.write(target, json.dumps(ordered, indent=4) + "\n")
 
 
 def _read(journal: Path, file: str) -> Iterator[Trial]:

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from thor_spec import json_text
 from thor_spec.config import CACHED_CONTROLS, CONTROLS
 from thor_spec.dflash.acceptance import Acceptance
 from thor_spec.diffusion.settings import Denoising
@@ -101,16 +102,12 @@ def rewritten(
     without a check, and the label would not know.
     """
     try:
-        request = json.loads(body)
-    except (ValueError, RecursionError):
+        request = json_text.loads(body)
+    except ValueError:
         return body, default
     if not isinstance(request, dict):
         return body, default
-    extra, params = request.get("vllm_xargs") or {}, request.get("sampling_params")  # the latter by token ids only
-    given_as = {"vllm_xargs": extra, "extra_args": params.get("extra_args") if isinstance(params, dict) else None}
-    for name, args in given_as.items():
-        if isinstance(args, dict) and (ours := [key for key in args if key.startswith(NAME)]):
-            raise ConfigError(f"{name} takes no {', '.join(ours)}. Say it as {NAME}, beside {name}.")
+    _require_none_of_ours(request)
     given = request.pop(NAME, None)
     if given is None:  # which clients also write for what is not set
         return body, default
@@ -128,6 +125,7 @@ def rewritten(
     if tree not in TREES:
         raise ConfigError(f"tree={tree!r} is not one of {', '.join(TREES)}.")
     rule: Rule = default.of_request(given)
+    extra = request.get("vllm_xargs") or {}
     if not isinstance(extra, dict):
         raise ConfigError(f"vllm_xargs must be an object, not {type(extra).__name__}.")
     names = _KEYS[type(rule)]
@@ -136,6 +134,18 @@ def rewritten(
     planted = {**({CONTROL_KEY: control} if control else {}), **({TREE_KEY: tree} if tree != "on" else {})}
     request["vllm_xargs"] = {**extra, **said, **planted}
     return json.dumps(request).encode(), rule
+
+
+def _require_none_of_ours(request: dict[str, Any]) -> None:
+    """Raise ConfigError, where a client has written what is ours to write into vLLM's own arguments."""
+    params = request.get("sampling_params")  # of requests by token ids
+    given = {
+        "vllm_xargs": request.get("vllm_xargs"),
+        "extra_args": params.get("extra_args") if isinstance(params, dict) else None,
+    }
+    for name, extra in given.items():
+        if isinstance(extra, dict) and (ours := [key for key in extra if key.startswith(NAME)]):
+            raise ConfigError(f"{name} takes no {', '.join(ours)}. Say it as {NAME}, beside {name}.")
 
 
 async def _whole(receive: Any) -> bytes:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from thor_spec import env
+from thor_spec import env, whole_file
 from thor_spec.errors import ThorSpecError, with_exit_code
 
 
@@ -39,10 +39,7 @@ def leave(receipt: Receipt) -> None:
     """Write ``receipt`` for the launcher, if one waits for it; a later receipt of the same process replaces it."""
     if (folder := env.receipts_dir()) is None:
         return
-    path = folder / f"{receipt.pid}.json"
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    draft.write_text(json.dumps(asdict(receipt)), encoding="utf-8")
-    draft.replace(path)
+    whole_file.write(folder / f"{receipt.pid}.json", json.dumps(asdict(receipt)))
 
 
 @contextmanager

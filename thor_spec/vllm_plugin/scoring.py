@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from thor_spec import env
+from thor_spec import env, whole_file
 from thor_spec.errors import PlatformError
 from thor_spec.vllm_plugin import compat, receipt
 
@@ -80,9 +80,7 @@ def confirm(folder: Path) -> None:
     engines = [found for found in receipt.collect(receipts) if found.state == "engine"] if receipts else []
     if not engines:
         raise PlatformError("vLLM runs without the thor_spec plugin, so no answer would be what it seems.")
-    draft = rope_path(folder).with_suffix(".tmp")
-    draft.write_text(json.dumps(engines[0].rope), encoding="utf-8")
-    draft.replace(rope_path(folder))
+    whole_file.write(rope_path(folder), json.dumps(engines[0].rope))
 
 
 def rope_path(folder: Path) -> Path:
@@ -94,7 +92,6 @@ def _answer(engine: Any, folder: Path, request: Mapping[str, Any]) -> None:
     params = compat.SAMPLING_PARAMS.resolve()
     prompt = {"prompt_token_ids": request["tokens"]}
     path = answer_path(folder, request)
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     if request["kind"] == "logprobs":
         sampling = params(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
         sampling.flat_logprobs = True  # a million objects less
@@ -103,13 +100,14 @@ def _answer(engine: Any, folder: Path, request: Mapping[str, Any]) -> None:
         # One entry for each position but the first, which nothing precedes.
         starts = found.start_indices[max(request["first"], 1) :]
         values = np.array([found.logprobs[start] for start in starts], dtype=np.float32)
+        draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         with draft.open("wb") as file:
             np.save(file, values)
+        draft.replace(path)
     else:
         sampling = params(max_tokens=request["max_tokens"], temperature=0, detokenize=False)
         (output,) = engine.generate([prompt], sampling, use_tqdm=False)
-        draft.write_text(json.dumps(list(output.outputs[0].token_ids)), encoding="utf-8")
-    draft.replace(path)
+        whole_file.write(path, json.dumps(list(output.outputs[0].token_ids)))
 
 
 if __name__ == "__main__":

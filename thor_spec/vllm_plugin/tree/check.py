@@ -4,6 +4,7 @@ python -m thor_spec.vllm_plugin.tree.check JOB RESULT PROGRESS; started by ``gat
 PROGRESS is a line that says how far it has come.
 """
 
+import functools
 import json
 import os
 import random
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from thor_spec import whole_file
 from thor_spec.vllm_plugin import compat
 from thor_spec.vllm_plugin.options import NAME
 from thor_spec.vllm_plugin.tree import faults
@@ -27,10 +29,7 @@ def main() -> None:
     job, result, progress = (Path(argument) for argument in sys.argv[1:])
     given = json.loads(job.read_text())
 
-    def tell(text: str) -> None:
-        fresh = progress.with_suffix(".new")
-        fresh.write_text(text)
-        fresh.replace(progress)
+    tell = functools.partial(whole_file.write, progress)
 
     tell("loads the engine")
     llm = engine_of(given)

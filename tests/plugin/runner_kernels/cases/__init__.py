@@ -1,29 +1,11 @@
 """Launches to compare, a module of them for each of ``runner_kernels``; importing them fills ``CASES``."""
 
-from tests.plugin.runner_kernels.cases import (
-    block_table,
-    dflash,
-    input_batch,
-    logits,
-    logprobs,
-    mamba_align,
-    rejection,
-    resampling,
-    sampling,
-    state,
-)
+import importlib
+import pkgutil
+
 from tests.plugin.runner_kernels.launch import CASES
 
-__all__ = [
-    "CASES",
-    "block_table",
-    "dflash",
-    "input_batch",
-    "logits",
-    "logprobs",
-    "mamba_align",
-    "rejection",
-    "resampling",
-    "sampling",
-    "state",
-]
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["CASES"]
